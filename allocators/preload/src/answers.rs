@@ -1,0 +1,120 @@
+//! The calls that ask about the heap or tune it: answered for backend and arena together where the backend can tell.
+
+use crate::underneath::{Underneath, chosen, glibc_trim, next};
+use core::ffi::{c_int, c_void};
+use core::mem::transmute;
+use statistic::Backend;
+use statistic::backend::Kind;
+use statistic::os::{Text, say};
+
+fn is_glibc() -> bool {
+    chosen().kind == Kind::Glibc
+}
+
+/// `int malloc_trim(size_t)`: 1 if memory may have gone back to the system.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc_trim(pad: usize) -> c_int {
+    if is_glibc() {
+        return glibc_trim(pad);
+    }
+    Underneath::trim();
+    1
+}
+
+/// `int mallopt(int, int)`: glibc's, where it is the backend; else 0, "not understood".
+#[unsafe(no_mangle)]
+pub extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
+    type Mallopt = unsafe extern "C" fn(c_int, c_int) -> c_int;
+    let function = next::MALLOPT.resolve();
+    if !is_glibc() || function.is_null() {
+        return 0;
+    }
+    // SAFETY: the C library's mallopt has this type.
+    unsafe { transmute::<*mut c_void, Mallopt>(function)(parameter, value) }
+}
+
+/// `struct mallinfo2 mallinfo2(void)`: what glibc says, where it is the backend, and the arena as one mapped region
+/// whose occupied bytes are in use.
+#[unsafe(no_mangle)]
+pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
+    type Mallinfo2 = unsafe extern "C" fn() -> libc::mallinfo2;
+    let function = next::MALLINFO2.resolve();
+    let mut info = if is_glibc() && !function.is_null() {
+        // SAFETY: the C library's mallinfo2 has this type.
+        unsafe { transmute::<*mut c_void, Mallinfo2>(function)() }
+    } else {
+        // SAFETY: a structure of numbers, of which zeros are valid.
+        unsafe { core::mem::zeroed() }
+    };
+    let snapshot = statistic::statistics();
+    if snapshot.arena_bytes > 0 {
+        info.hblks += 1;
+        info.hblkhd += snapshot.arena_bytes as usize;
+        info.uordblks += snapshot.arena_occupied_bytes as usize;
+        info.fordblks += (snapshot.arena_bytes - snapshot.arena_occupied_bytes.min(snapshot.arena_bytes)) as usize;
+    }
+    info
+}
+
+/// `struct mallinfo mallinfo(void)`: the same in the old numbers, which stop at what an int holds.
+#[unsafe(no_mangle)]
+pub extern "C" fn mallinfo() -> libc::mallinfo {
+    let info = mallinfo2();
+    let int = |value: usize| c_int::try_from(value).unwrap_or(c_int::MAX);
+    // SAFETY: a structure of numbers, of which zeros are valid.
+    let mut old: libc::mallinfo = unsafe { core::mem::zeroed() };
+    old.arena = int(info.arena);
+    old.ordblks = int(info.ordblks);
+    old.smblks = int(info.smblks);
+    old.hblks = int(info.hblks);
+    old.hblkhd = int(info.hblkhd);
+    old.fsmblks = int(info.fsmblks);
+    old.uordblks = int(info.uordblks);
+    old.fordblks = int(info.fordblks);
+    old.keepcost = int(info.keepcost);
+    old
+}
+
+/// `void malloc_stats(void)`: the backend's own report, then our statistics, on standard error.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc_stats() {
+    // SAFETY: the reports take no arguments, or null ones for "standard error, all of it".
+    unsafe {
+        match chosen().kind {
+            Kind::Glibc => {
+                let function = next::STATS.resolve();
+                if !function.is_null() {
+                    transmute::<*mut c_void, unsafe extern "C" fn()>(function)();
+                }
+            }
+            Kind::Jemalloc => {
+                tikv_jemalloc_sys::malloc_stats_print(None, core::ptr::null_mut(), core::ptr::null());
+            }
+            Kind::Mimalloc => libmimalloc_sys::mi_stats_print(core::ptr::null_mut()),
+        }
+    }
+    let mut text = Text::<8192>::new();
+    let _ = statistic::statistics().write_json(&mut text);
+    say(format_args!("{}", core::str::from_utf8(text.as_bytes()).unwrap_or("")));
+}
+
+/// `int malloc_info(int, FILE *)`: glibc's XML where it is the backend; else an empty document of the same kind.
+///
+/// # Safety
+/// `stream` is an open stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_info(options: c_int, stream: *mut libc::FILE) -> c_int {
+    type Info = unsafe extern "C" fn(c_int, *mut libc::FILE) -> c_int;
+    let function = next::INFO.resolve();
+    // SAFETY: the C library's malloc_info has this type; the stream is open, by the caller's promise.
+    unsafe {
+        if is_glibc() && !function.is_null() {
+            return transmute::<*mut c_void, Info>(function)(options, stream);
+        }
+        if options != 0 {
+            return libc::EINVAL;
+        }
+        libc::fputs(c"<malloc version=\"1\">\n</malloc>\n".as_ptr(), stream);
+    }
+    0
+}

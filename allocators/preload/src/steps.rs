@@ -1,0 +1,60 @@
+//! What is ours in the C ABI: steps, phase and statistics; and what happens when the library is loaded.
+
+use core::ffi::{CStr, c_char, c_int};
+use core::fmt::Write;
+use statistic::os::{self, Text};
+
+/// `void stepalloc_step(void)`: a boundary; ends the running step and begins the next.
+#[unsafe(no_mangle)]
+pub extern "C" fn stepalloc_step() {
+    statistic::boundary();
+}
+
+/// `int stepalloc_phase(void)`: 0 waiting, 1 collecting, 2 planned.
+#[unsafe(no_mangle)]
+pub extern "C" fn stepalloc_phase() -> c_int {
+    statistic::phase() as c_int
+}
+
+/// `size_t stepalloc_stats_json(char *out, size_t len)`: writes the statistics as one JSON object with a nul byte behind
+/// it, cut to `len` bytes, and returns its whole length without the nul byte, as snprintf does.
+///
+/// # Safety
+/// `out` is writable for `len` bytes, or `len` is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stepalloc_stats_json(out: *mut c_char, len: usize) -> usize {
+    let mut text = Text::<8192>::new();
+    let _ = statistic::statistics().write_json(&mut text);
+    let bytes = text.as_bytes();
+    if len > 0 {
+        let count = bytes.len().min(len - 1);
+        // SAFETY: the caller's promise; the text and the caller's buffer are distinct.
+        unsafe {
+            core::ptr::copy_nonoverlapping(bytes.as_ptr(), out.cast(), count);
+            *out.add(count) = 0;
+        }
+    }
+    bytes.len()
+}
+
+/// Run by ld.so when the library is loaded.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = loaded;
+
+extern "C" fn loaded() {
+    crate::underneath::chosen();
+    statistic::initialise();
+    // Tells whoever started us, with the name of a file, that we are in this process.
+    let mut path = [0; 4096];
+    if let Some(value) = os::environment(c"STEPALLOC_ATTACHED")
+        && let Some(place) = path.get_mut(..value.len())
+    {
+        place.copy_from_slice(value);
+        let mut line = Text::<16>::new();
+        let _ = writeln!(line, "{}", std::process::id());
+        if let Ok(path) = CStr::from_bytes_until_nul(&path) {
+            os::keeping_errno(|| os::append(path, line.as_bytes()));
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! The backend underneath, reached by a table of functions that the first call fills.
+//!
+//! glibc is reached by its `__libc_` names, since `malloc` is ourselves; what has no such name is looked up behind us
+//! (`RTLD_NEXT`) once the table stands, because `dlsym` may allocate. jemalloc and mimalloc are linked in with symbols
+//! of their own.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering::*};
+use statistic::Backend;
+use statistic::backend::{Jemalloc, Kind, Mimalloc};
+use std::alloc::{GlobalAlloc, Layout};
+
+unsafe extern "C" {
+    fn __libc_malloc(size: usize) -> *mut c_void;
+    fn __libc_free(block: *mut c_void);
+    fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
+    fn __libc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
+    fn __libc_memalign(align: usize, size: usize) -> *mut c_void;
+    /// Where the kernel put the argument count, the arguments and the environment (exported by ld.so).
+    static __libc_stack_end: *const usize;
+    static environ: *const *const c_char;
+}
+
+/// A backend's functions, with the C library's meaning.
+pub(crate) struct Functions {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) malloc: unsafe extern "C" fn(usize) -> *mut c_void,
+    pub(crate) free: unsafe extern "C" fn(*mut c_void),
+    pub(crate) calloc: unsafe extern "C" fn(usize, usize) -> *mut c_void,
+    pub(crate) realloc: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void,
+    pub(crate) memalign: unsafe extern "C" fn(usize, usize) -> *mut c_void,
+    pub(crate) usable_size: unsafe extern "C" fn(*mut c_void) -> usize,
+    pub(crate) trim: fn(),
+}
+
+static GLIBC: Functions = Functions {
+    name: "glibc",
+    kind: Kind::Glibc,
+    malloc: __libc_malloc,
+    free: __libc_free,
+    calloc: __libc_calloc,
+    realloc: __libc_realloc,
+    memalign: __libc_memalign,
+    usable_size: glibc_usable_size,
+    trim: || {
+        glibc_trim(0);
+    },
+};
+
+static JEMALLOC: Functions = Functions {
+    name: "jemalloc",
+    kind: Kind::Jemalloc,
+    malloc: tikv_jemalloc_sys::malloc,
+    free: tikv_jemalloc_sys::free,
+    calloc: tikv_jemalloc_sys::calloc,
+    realloc: tikv_jemalloc_sys::realloc,
+    memalign: tikv_jemalloc_sys::aligned_alloc,
+    usable_size: jemalloc_usable_size,
+    trim: Jemalloc::trim,
+};
+
+static MIMALLOC: Functions = Functions {
+    name: "mimalloc",
+    kind: Kind::Mimalloc,
+    malloc: libmimalloc_sys::mi_malloc,
+    free: mimalloc_free,
+    calloc: libmimalloc_sys::mi_calloc,
+    realloc: libmimalloc_sys::mi_realloc,
+    memalign: mimalloc_memalign,
+    usable_size: mimalloc_usable_size,
+    trim: Mimalloc::trim,
+};
+
+/// The functions of a process that has not allocated yet: each fills the table and goes on.
+static FIRST: Functions = Functions {
+    name: "",
+    kind: Kind::Glibc,
+    malloc: first_malloc,
+    free: first_free,
+    calloc: first_calloc,
+    realloc: first_realloc,
+    memalign: first_memalign,
+    usable_size: first_usable_size,
+    trim: || {},
+};
+
+static TABLE: AtomicPtr<Functions> = AtomicPtr::new((&raw const FIRST).cast_mut());
+
+/// The table in force.
+#[inline(always)]
+pub(crate) fn functions() -> &'static Functions {
+    // SAFETY: always the address of one of the statics above.
+    unsafe { &*TABLE.load(Relaxed) }
+}
+
+/// The backend's functions, chosen now if they were not.
+pub(crate) fn chosen() -> &'static Functions {
+    let functions = functions();
+    if ptr::eq(functions, &FIRST) { choose() } else { functions }
+}
+
+/// Fills the table. Threads that race here find the same environment, hence the same backend.
+#[cold]
+fn choose() -> &'static Functions {
+    let functions = match kind() {
+        Kind::Glibc => &GLIBC,
+        Kind::Jemalloc => &JEMALLOC,
+        Kind::Mimalloc => &MIMALLOC,
+    };
+    TABLE.store(ptr::from_ref(functions).cast_mut(), Release);
+    if functions.kind == Kind::Glibc {
+        next::USABLE_SIZE.resolve();
+    }
+    functions
+}
+
+/// What `STEPALLOC_BACKEND` says. Before the C library has set `environ`, the environment is where the kernel put it.
+fn kind() -> Kind {
+    // SAFETY: ld.so sets the stack's end before anything runs; behind it lie the argument count, the arguments, a null,
+    // and the environment with a null at its end.
+    unsafe {
+        if !environ.is_null() {
+            return Kind::from_environment();
+        }
+        let start = __libc_stack_end;
+        let mut variable = start.add(1 + *start + 1).cast::<*const c_char>();
+        while !(*variable).is_null() {
+            if let Some(value) = CStr::from_ptr(*variable).to_bytes().strip_prefix(b"STEPALLOC_BACKEND=") {
+                // A bad name is told when the C library is up.
+                return Kind::from_name(value).unwrap_or(Kind::Glibc);
+            }
+            variable = variable.add(1);
+        }
+    }
+    Kind::Glibc
+}
+
+/// Functions of the C library that have no `__libc_` name.
+pub(crate) mod next {
+    use super::*;
+
+    /// One function, looked up behind us when first needed.
+    pub(crate) struct Next {
+        name: &'static CStr,
+        address: AtomicPtr<c_void>,
+    }
+
+    impl Next {
+        const fn new(name: &'static CStr) -> Self {
+            Self { name, address: AtomicPtr::new(ptr::null_mut()) }
+        }
+
+        /// Its address; null where the C library has none.
+        pub(crate) fn resolve(&self) -> *mut c_void {
+            let known = self.address.load(Acquire);
+            if !known.is_null() {
+                return known;
+            }
+            // SAFETY: the name ends with a nul byte.
+            let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            self.address.store(found, Release);
+            found
+        }
+    }
+
+    pub(crate) static USABLE_SIZE: Next = Next::new(c"malloc_usable_size");
+    pub(crate) static TRIM: Next = Next::new(c"malloc_trim");
+    pub(crate) static MALLOPT: Next = Next::new(c"mallopt");
+    pub(crate) static MALLINFO2: Next = Next::new(c"mallinfo2");
+    pub(crate) static STATS: Next = Next::new(c"malloc_stats");
+    pub(crate) static INFO: Next = Next::new(c"malloc_info");
+}
+
+unsafe extern "C" fn glibc_usable_size(block: *mut c_void) -> usize {
+    type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
+    let function = next::USABLE_SIZE.resolve();
+    if function.is_null() {
+        return 0;
+    }
+    // SAFETY: the C library's malloc_usable_size has this type; the block is live, by the caller's promise.
+    unsafe { core::mem::transmute::<*mut c_void, UsableSize>(function)(block) }
+}
+
+pub(crate) fn glibc_trim(pad: usize) -> c_int {
+    type Trim = unsafe extern "C" fn(usize) -> c_int;
+    let function = next::TRIM.resolve();
+    if function.is_null() {
+        return 0;
+    }
+    // SAFETY: the C library's malloc_trim has this type.
+    unsafe { core::mem::transmute::<*mut c_void, Trim>(function)(pad) }
+}
+
+unsafe extern "C" fn jemalloc_usable_size(block: *mut c_void) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { tikv_jemalloc_sys::malloc_usable_size(block) }
+}
+
+unsafe extern "C" fn mimalloc_usable_size(block: *mut c_void) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { libmimalloc_sys::mi_usable_size(block) }
+}
+
+unsafe extern "C" fn mimalloc_memalign(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: the caller checked the alignment.
+    unsafe { libmimalloc_sys::mi_malloc_aligned(size, align) }
+}
+
+/// mimalloc's free may purge, and a refused purge sets errno. glibc's and jemalloc's keep it themselves.
+unsafe extern "C" fn mimalloc_free(block: *mut c_void) {
+    // SAFETY: this thread's errno; the rest is the caller's promise.
+    unsafe {
+        let place = libc::__errno_location();
+        let before = *place;
+        libmimalloc_sys::mi_free(block);
+        *place = before;
+    }
+}
+
+unsafe extern "C" fn first_malloc(size: usize) -> *mut c_void {
+    // SAFETY: the caller's promise, here and in the functions below.
+    unsafe { (choose().malloc)(size) }
+}
+
+unsafe extern "C" fn first_free(block: *mut c_void) {
+    // SAFETY: as above.
+    unsafe { (choose().free)(block) }
+}
+
+unsafe extern "C" fn first_calloc(count: usize, size: usize) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { (choose().calloc)(count, size) }
+}
+
+unsafe extern "C" fn first_realloc(block: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { (choose().realloc)(block, size) }
+}
+
+unsafe extern "C" fn first_memalign(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { (choose().memalign)(align, size) }
+}
+
+unsafe extern "C" fn first_usable_size(block: *mut c_void) -> usize {
+    // SAFETY: as above.
+    unsafe { (choose().usable_size)(block) }
+}
+
+/// The table as a backend of the statistic allocator.
+pub(crate) struct Underneath;
+
+/// As in C: alignments up to this come by themselves.
+const NATURAL_ALIGN: usize = statistic::backend::NATURAL_ALIGN;
+
+// SAFETY: malloc's contract, which each of the three keeps, is that of the trait.
+unsafe impl Backend for Underneath {
+    fn name() -> &'static str {
+        chosen().name
+    }
+
+    fn trim() {
+        (chosen().trim)();
+    }
+
+    unsafe fn allocate(size: usize, align: usize) -> *mut u8 {
+        // SAFETY: `align` is a power of two.
+        unsafe {
+            if align <= NATURAL_ALIGN {
+                (functions().malloc)(size).cast()
+            } else {
+                (functions().memalign)(align, size).cast()
+            }
+        }
+    }
+
+    unsafe fn allocate_zeroed(size: usize, align: usize) -> *mut u8 {
+        // SAFETY: an aligned block that is not null holds `size` bytes.
+        unsafe {
+            if align <= NATURAL_ALIGN {
+                return (functions().calloc)(size, 1).cast();
+            }
+            let block = Self::allocate(size, align);
+            if !block.is_null() {
+                ptr::write_bytes(block, 0, size);
+            }
+            block
+        }
+    }
+
+    unsafe fn reallocate(block: *mut u8, old_size: usize, align: usize, new_size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise. C's realloc keeps no alignment beyond the natural one.
+        unsafe {
+            if align <= NATURAL_ALIGN {
+                return (functions().realloc)(block.cast(), new_size).cast();
+            }
+            let new = Self::allocate(new_size, align);
+            if !new.is_null() {
+                ptr::copy_nonoverlapping(block, new, old_size.min(new_size));
+                Self::deallocate(block, old_size, align);
+            }
+            new
+        }
+    }
+
+    unsafe fn deallocate(block: *mut u8, _size: usize, _align: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { (functions().free)(block.cast()) }
+    }
+}
+
+/// The backend as the allocator of this library's own Rust code.
+pub(crate) struct Internal;
+
+// SAFETY: as for `Underneath`; layouts' alignments are powers of two.
+unsafe impl GlobalAlloc for Internal {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: see above.
+        unsafe { Underneath::allocate(layout.size(), layout.align()) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: see above.
+        unsafe { Underneath::deallocate(block, layout.size(), layout.align()) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: see above.
+        unsafe { Underneath::allocate_zeroed(layout.size(), layout.align()) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: see above.
+        unsafe { Underneath::reallocate(block, layout.size(), layout.align(), new_size) }
+    }
+}

@@ -1,0 +1,71 @@
+//! The allocator a Rust program names.
+
+use crate::backend::Backend;
+use crate::route;
+use core::alloc::{GlobalAlloc, Layout};
+use core::marker::PhantomData;
+
+/// A global allocator that learns the program's step and serves it from a plan, over the backend `B`.
+///
+/// All values of this type, of whichever backend, share the one arena and the one plan of the process.
+pub struct StatisticAllocator<B: Backend> {
+    _backend: PhantomData<fn() -> B>,
+}
+
+impl<B: Backend> StatisticAllocator<B> {
+    /// The allocator over a backend.
+    pub const fn new(backend: B) -> Self {
+        // Backends are types without a value: there is nothing to drop.
+        core::mem::forget(backend);
+        Self { _backend: PhantomData }
+    }
+}
+
+// SAFETY: the backend keeps GlobalAlloc's contract by that of `Backend`; the arena hands out disjoint live blocks, long
+// enough and aligned, and takes back those it made. Nothing unwinds: what could is out of the allocation path.
+unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: a layout's alignment is a power of two.
+        unsafe {
+            if layout.size() < route::threshold() {
+                return B::allocate(layout.size(), layout.align());
+            }
+            route::allocate::<B>(layout.size(), layout.align(), false)
+        }
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as in `alloc`.
+        unsafe {
+            if layout.size() < route::threshold() {
+                return B::allocate_zeroed(layout.size(), layout.align());
+            }
+            route::allocate::<B>(layout.size(), layout.align(), true)
+        }
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: by the caller's promise the block is live and of this layout. Blocks of the arena have a size that is
+        // not below the threshold, which never rises again once a plan serves: realloc moves those that shrink below it.
+        unsafe {
+            if layout.size() < route::threshold() {
+                return B::deallocate(block, layout.size(), layout.align());
+            }
+            route::deallocate::<B>(block, layout.size(), layout.align());
+        }
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: as in `dealloc`; the caller promises a new size that is not 0.
+        unsafe {
+            if layout.size().max(new_size) < route::threshold() {
+                return B::reallocate(block, layout.size(), layout.align(), new_size);
+            }
+            route::reallocate::<B>(block, layout.size(), layout.align(), new_size)
+        }
+    }
+}

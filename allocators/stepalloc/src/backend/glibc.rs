@@ -1,0 +1,99 @@
+//! The C library's own allocator.
+
+use super::{Backend, NATURAL_ALIGN, reallocate_by_copy};
+use core::ptr;
+
+/// The backend `glibc`. Its tuning by environment (`GLIBC_TUNABLES`, `MALLOC_*_`) works as ever.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Glibc;
+
+/// glibc's tuning by `mallopt`; `None` leaves a value as it is. Bytes, except for `arena_max`. Setting any of the
+/// first three switches glibc's own adaptation of both thresholds off.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GlibcTuning {
+    /// Free bytes at the top of the heap beyond which they return to the system (default 128 KiB, adapted).
+    pub trim_threshold: Option<i32>,
+    /// Blocks from this size on are mapped one by one (default 128 KiB, adapted up to 32 MiB).
+    pub mmap_threshold: Option<i32>,
+    /// Bytes asked for beyond what is needed whenever the heap grows.
+    pub top_pad: Option<i32>,
+    /// The number of arenas at most.
+    pub arena_max: Option<i32>,
+}
+
+impl Glibc {
+    /// Applies the tuning; `false` if glibc refused a value. Best called first in `main`.
+    pub fn tune(tuning: GlibcTuning) -> bool {
+        let parameters = [
+            (libc::M_TRIM_THRESHOLD, tuning.trim_threshold),
+            (libc::M_MMAP_THRESHOLD, tuning.mmap_threshold),
+            (libc::M_TOP_PAD, tuning.top_pad),
+            (libc::M_ARENA_MAX, tuning.arena_max),
+        ];
+        parameters.into_iter().all(|(parameter, value)| {
+            // SAFETY: mallopt takes any numbers and says whether they were good.
+            value.is_none_or(|value| unsafe { libc::mallopt(parameter, value) } == 1)
+        })
+    }
+}
+
+// SAFETY: malloc's contract is that of the trait.
+unsafe impl Backend for Glibc {
+    fn name() -> &'static str {
+        "glibc"
+    }
+
+    fn trim() {
+        // SAFETY: no conditions.
+        unsafe { libc::malloc_trim(0) };
+    }
+
+    #[inline]
+    unsafe fn allocate(size: usize, align: usize) -> *mut u8 {
+        // SAFETY: malloc has no conditions.
+        unsafe { if align <= NATURAL_ALIGN { libc::malloc(size).cast() } else { aligned(size, align) } }
+    }
+
+    #[inline]
+    unsafe fn allocate_zeroed(size: usize, align: usize) -> *mut u8 {
+        // SAFETY: an aligned block that is not null holds `size` bytes.
+        unsafe {
+            if align <= NATURAL_ALIGN {
+                return libc::calloc(size, 1).cast();
+            }
+            let block = aligned(size, align);
+            if !block.is_null() {
+                ptr::write_bytes(block, 0, size);
+            }
+            block
+        }
+    }
+
+    #[inline]
+    unsafe fn reallocate(block: *mut u8, old_size: usize, align: usize, new_size: usize) -> *mut u8 {
+        // SAFETY: the block is live and malloc's, by the caller's promise.
+        unsafe {
+            if align <= NATURAL_ALIGN {
+                libc::realloc(block.cast(), new_size).cast()
+            } else {
+                reallocate_by_copy::<Self>(block, old_size, align, new_size)
+            }
+        }
+    }
+
+    #[inline]
+    unsafe fn deallocate(block: *mut u8, _size: usize, _align: usize) {
+        // SAFETY: the block is live and malloc's, by the caller's promise.
+        unsafe { libc::free(block.cast()) }
+    }
+}
+
+#[cold]
+unsafe fn aligned(size: usize, align: usize) -> *mut u8 {
+    let mut block = ptr::null_mut();
+    // SAFETY: the alignment is a power of two above that of a pointer; the result is written on success only.
+    match unsafe { libc::posix_memalign(&mut block, align, size) } {
+        0 => block.cast(),
+        _ => ptr::null_mut(),
+    }
+}

@@ -1,0 +1,84 @@
+//! The backends: the general allocators underneath, and all their foreign symbols.
+//!
+//! A backend is a type without a value of its own; its functions have the C library's meaning with Rust's layouts:
+//! alignment is a power of two, sizes are not 0 unless a C caller asked for 0, null is out of memory.
+
+#[cfg(all(feature = "glibc", feature = "jemalloc", feature = "mimalloc"))]
+mod chosen;
+#[cfg(feature = "glibc")]
+mod glibc;
+#[cfg(feature = "jemalloc")]
+mod jemalloc;
+#[cfg(feature = "mimalloc")]
+mod mimalloc;
+
+#[cfg(all(feature = "glibc", feature = "jemalloc", feature = "mimalloc"))]
+pub use chosen::{Chosen, Kind};
+#[cfg(feature = "glibc")]
+pub use glibc::{Glibc, GlibcTuning};
+#[cfg(feature = "jemalloc")]
+pub use jemalloc::{Jemalloc, JemallocTuning};
+#[cfg(feature = "mimalloc")]
+pub use mimalloc::{Mimalloc, MimallocOption};
+
+/// The alignment that every backend gives without being asked: that of C's `max_align_t`.
+pub const NATURAL_ALIGN: usize = 16;
+
+/// A general allocator.
+///
+/// # Safety
+/// What the functions hand out is exclusively the caller's until it is given back, aligned and as long as asked for;
+/// none of them unwinds, and they may be called from any thread.
+pub unsafe trait Backend: 'static {
+    /// Its name in settings and statistics.
+    fn name() -> &'static str;
+
+    /// Gives what is cached, and not in use, back to the system.
+    fn trim();
+
+    /// A block of `size` bytes, or null.
+    ///
+    /// # Safety
+    /// `align` is a power of two.
+    unsafe fn allocate(size: usize, align: usize) -> *mut u8;
+
+    /// As `allocate`, all zeros.
+    ///
+    /// # Safety
+    /// As for `allocate`.
+    unsafe fn allocate_zeroed(size: usize, align: usize) -> *mut u8;
+
+    /// Changes a block's size, moving it where needed; on null the old block is as it was.
+    ///
+    /// # Safety
+    /// `block` is live, from this backend, and was allocated with `align` and `old_size`.
+    unsafe fn reallocate(block: *mut u8, old_size: usize, align: usize, new_size: usize) -> *mut u8;
+
+    /// Takes a block back.
+    ///
+    /// # Safety
+    /// `block` is live, from this backend, and was allocated with `align` and `size`.
+    unsafe fn deallocate(block: *mut u8, size: usize, align: usize);
+}
+
+/// `reallocate` for alignments that C's realloc does not keep: a new block, a copy, the old one given back.
+///
+/// # Safety
+/// As for [`Backend::reallocate`].
+unsafe fn reallocate_by_copy<B: Backend>(
+    block: *mut u8,
+    old_size: usize,
+    align: usize,
+    new_size: usize,
+) -> *mut u8 {
+    // SAFETY: the caller's promises are those of the functions called; the blocks are distinct and both hold the
+    // bytes copied.
+    unsafe {
+        let new = B::allocate(new_size, align);
+        if !new.is_null() {
+            core::ptr::copy_nonoverlapping(block, new, old_size.min(new_size));
+            B::deallocate(block, old_size, align);
+        }
+        new
+    }
+}

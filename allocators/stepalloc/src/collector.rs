@@ -1,0 +1,200 @@
+//! The collector: turns the recorder's log into the needs of a step, and these into a proposal for the matcher.
+//!
+//! It works on whole steps, between boundaries, in the thread of the step or beside it (see [`crate::phase`]); it is
+//! ordinary code that allocates, and runs where allocations go to the backend unrecorded.
+
+use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT, Run};
+use crate::matcher::{Class, ClassSlots};
+use crate::recorder::{self, Recorder};
+use crate::settings::Settings;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use stepalloc_planner::{Block, Event, Plan, Planner, Problem, StepProblem, Steps};
+
+/// The share of the load that rounding sizes up to a granule may add: one part in this many. Small enough to be lost
+/// among what plans are above the bound, large enough that tensors of tens of KiB still get page-sized granules.
+const ROUNDING_SHARE: u64 = 400;
+
+/// What collecting has learned so far.
+pub(crate) struct Collector {
+    steps: Steps,
+    /// Handle of the block that lives at an address.
+    live: HashMap<usize, u32, BuildHasherDefault<AddressHasher>>,
+    /// Events of the step at hand, kept from step to step for their room.
+    events: Vec<Event>,
+    next_block: u32,
+    /// Address and handle of the block freed last.
+    freed: (usize, u32),
+    collected: u64,
+    stable: u64,
+}
+
+/// A plan in the words of the matcher and the arena.
+pub(crate) struct Proposal {
+    pub(crate) classes: Vec<ClassSlots>,
+    /// log2 of the granule's bytes.
+    pub(crate) shift: u32,
+    /// Height of the plan in bytes.
+    pub(crate) bytes: u64,
+    /// The largest load in bytes, sizes rounded up to a cache line only: no plan is smaller.
+    pub(crate) lower_bound: u64,
+    /// Blocks planned.
+    pub(crate) blocks: u64,
+}
+
+impl Collector {
+    pub(crate) fn new() -> Self {
+        Self {
+            steps: Steps::new(),
+            live: HashMap::default(),
+            events: Vec::new(),
+            next_block: 0,
+            freed: (0, 0),
+            collected: 0,
+            stable: 0,
+        }
+    }
+
+    /// Takes in the step whose last event has index `end - 1`; `true` when collecting is over by DeepRec's
+    /// thresholds: more than STABLE steps in a row changed nothing, or more than MAX were collected.
+    pub(crate) fn step(&mut self, recorder: &Recorder, end: u64, settings: &Settings) -> bool {
+        self.events.clear();
+        let whole = recorder.read(end, |event| self.take(event));
+        if !whole {
+            // What was lost may have freed or allocated anything: begin the needs again.
+            *self = Self { collected: self.collected, next_block: self.next_block, ..Self::new() };
+        }
+        let changed = self.steps.step(self.events.drain(..));
+        self.collected += 1;
+        self.stable = if changed || !whole { 0 } else { self.stable + 1 };
+        self.stable > settings.stable_steps || self.collected > settings.max_steps
+    }
+
+    /// Translates one event: addresses become handles.
+    fn take(&mut self, event: recorder::Event) {
+        let (address, class, from) = match event {
+            recorder::Event::Allocate { address, class } => (address, class, None),
+            recorder::Event::Move { address, class, from } => (address, class, Some(from)),
+            recorder::Event::Free { address } => {
+                if let Some(block) = self.live.remove(&address) {
+                    self.freed = (address, block);
+                    self.events.push(Event::Free { block });
+                }
+                return;
+            }
+        };
+        // Other threads may have logged between the free and the allocation of one realloc. Then the two blocks are
+        // not known to overlap, and the slots may prove busy once; the arena bears that.
+        let freed_just_now = self.events.last() == Some(&Event::Free { block: self.freed.1 });
+        let moved_from = (from == Some(self.freed.0) && freed_just_now).then_some(self.freed.1);
+        let block = self.next_block;
+        self.next_block = block.wrapping_add(1);
+        if let Some(lost) = self.live.insert(address, block) {
+            // Its free was not seen: a library found another free than ours.
+            self.events.push(Event::Free { block: lost });
+        }
+        self.events.push(Event::Allocate { block, size: class.bytes(), align: class.align(), moved_from });
+    }
+
+    /// The problem to plan.
+    pub(crate) fn problem(&self) -> StepProblem {
+        self.steps.problem()
+    }
+}
+
+impl Proposal {
+    /// Plans a step. `shift` fixes the granule where the arena is open already.
+    pub(crate) fn of(step: &StepProblem, shift: Option<u32>) -> Option<Self> {
+        let lower_bound = step.problem.load().max;
+        let shift = shift.unwrap_or_else(|| granule_shift(&step.problem, lower_bound));
+        let rounded = rounded(&step.problem, shift);
+        let plan = Planner::new().plan(&rounded).ok()?;
+        Some(Self {
+            classes: classes(step, &rounded, &plan, shift)?,
+            shift,
+            bytes: plan.height,
+            lower_bound,
+            blocks: step.problem.blocks.len() as u64,
+        })
+    }
+
+    /// Leaves blocks that would end beyond `bytes` to the backend.
+    pub(crate) fn limit(&mut self, bytes: usize) {
+        let granules = bytes as u64 >> self.shift;
+        for slot in self.classes.iter_mut().flat_map(|class| &mut class.slots) {
+            if slot.is_some_and(|run| u64::from(run.start) + u64::from(run.length) > granules) {
+                *slot = None;
+                self.blocks -= 1;
+            }
+        }
+        self.bytes = self.bytes.min(granules << self.shift);
+    }
+}
+
+/// The largest granule that adds little to the load.
+fn granule_shift(problem: &Problem, load: u64) -> u32 {
+    let bearable = load + load / ROUNDING_SHARE;
+    (GRANULE_MIN_SHIFT + 1..=GRANULE_MAX_SHIFT)
+        .rev()
+        .find(|&shift| rounded(problem, shift).load().max <= bearable)
+        .unwrap_or(GRANULE_MIN_SHIFT)
+}
+
+/// The problem with sizes and alignments of whole granules.
+fn rounded(problem: &Problem, shift: u32) -> Problem {
+    let granule = 1u64 << shift;
+    let blocks = problem.blocks.iter().map(|block| Block {
+        size: block.size.next_multiple_of(granule),
+        align: block.align.max(granule),
+        ..*block
+    });
+    Problem { blocks: blocks.collect(), period: problem.period }
+}
+
+/// The plan's slots by class and number in the step; `None` where a run cannot be named in 32 bits.
+fn classes(step: &StepProblem, rounded: &Problem, plan: &Plan, shift: u32) -> Option<Vec<ClassSlots>> {
+    let mut by_class: HashMap<Class, Vec<Option<Run>>> = HashMap::new();
+    let mut put = |size: u64, align: u64, nth: u32, run: Option<Run>| {
+        let class = Class::of(usize::try_from(size).ok()?, usize::try_from(align).ok()?)?;
+        let slots = by_class.entry(class).or_default();
+        let nth = nth as usize;
+        if slots.len() <= nth {
+            slots.resize(nth + 1, None);
+        }
+        slots[nth] = run;
+        Some(())
+    };
+    for ((key, block), offset) in step.keys.iter().zip(&rounded.blocks).zip(&plan.offsets) {
+        let start = u32::try_from(offset >> shift).ok()?;
+        let length = u32::try_from(block.size >> shift).ok()?;
+        put(key.size, key.align, key.nth, Some(Run { start, length }))?;
+    }
+    for key in &step.held {
+        put(key.size, key.align, key.nth, None)?;
+    }
+    let mut classes: Vec<_> =
+        by_class.into_iter().map(|(class, slots)| ClassSlots { class, slots }).collect();
+    classes.sort_unstable_by_key(|class| class.class.to_bits());
+    Some(classes)
+}
+
+/// Addresses are spread by a multiplication; nobody chooses them to collide.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_usize(usize::from(byte));
+        }
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        let mixed = (self.0 ^ value as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}

@@ -1,0 +1,271 @@
+//! Every call to the operating system stands here: pages, counters, clocks, signals, `/proc`.
+//!
+//! Nothing in this module allocates from the heap, so that it may be called from a signal handler, from an exit
+//! handler and from inside `malloc`.
+
+use core::ffi::CStr;
+use core::fmt;
+use core::mem::MaybeUninit;
+use core::ptr;
+
+/// Bytes of a base page. Other page sizes are a multiple of it on the platforms we run on; it is used for rounding
+/// only, never to index page tables.
+pub(crate) const PAGE: usize = 4096;
+
+/// The alignment of the arena's base, so that every alignment up to it can be kept by an offset alone. It is the
+/// size of a huge page on x86-64.
+pub(crate) const BASE_ALIGN: usize = 2 << 20;
+
+/// Zeroed, private, readable and writable pages; resident only where touched. `None` when the system has none.
+pub(crate) fn map(bytes: usize) -> Option<*mut u8> {
+    map_with(bytes, libc::PROT_READ | libc::PROT_WRITE)
+}
+
+fn map_with(bytes: usize, protection: i32) -> Option<*mut u8> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that exists.
+    let start = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    (start != libc::MAP_FAILED).then_some(start.cast())
+}
+
+/// Reserves `bytes` of address space aligned to [`BASE_ALIGN`], without memory behind it. Never given back.
+pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
+    let start = map_with(bytes.checked_add(BASE_ALIGN)?, libc::PROT_NONE)?;
+    let skip = start.align_offset(BASE_ALIGN);
+    Some(start.wrapping_add(skip))
+}
+
+/// Makes reserved pages readable and writable; `false` when the system refuses.
+pub(crate) fn commit(start: *mut u8, bytes: usize) -> bool {
+    // SAFETY: the range lies inside a mapping of `reserve` that is never unmapped.
+    unsafe { libc::mprotect(start.cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) == 0 }
+}
+
+/// Asks for huge pages behind a range; a refusal changes nothing.
+pub(crate) fn advise_huge(start: *mut u8, bytes: usize) {
+    // SAFETY: advice on our own mapping changes no content.
+    unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
+}
+
+/// Returns the whole pages inside the range to the system; they read as zero afterwards.
+///
+/// # Safety
+/// The range is part of a private anonymous mapping of ours and nobody needs its content.
+pub(crate) unsafe fn discard(start: *mut u8, bytes: usize) {
+    let first = (start as usize).next_multiple_of(PAGE);
+    let end = (start as usize + bytes) & !(PAGE - 1);
+    if first < end {
+        // SAFETY: only whole pages inside the caller's range, whose content the caller gave up.
+        unsafe { libc::madvise(first as *mut _, end - first, libc::MADV_DONTNEED) };
+    }
+}
+
+/// True where the process may not map as much address space as it likes (`ulimit -v`).
+pub(crate) fn address_space_is_limited() -> bool {
+    let mut limit = MaybeUninit::<libc::rlimit>::zeroed();
+    // SAFETY: the kernel fills the structure whose address it is given; zeroed is a valid value before that.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_AS, limit.as_mut_ptr()) == 0
+            && limit.assume_init().rlim_cur != libc::RLIM_INFINITY
+    }
+}
+
+/// Minor page faults of the process so far, all threads together.
+pub(crate) fn minor_faults() -> u64 {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: as in `address_space_is_limited`; a failure leaves zeros.
+    unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init().ru_minflt as u64
+    }
+}
+
+/// Nanoseconds of a clock that never goes back.
+pub(crate) fn now_ns() -> u64 {
+    let mut time = MaybeUninit::<libc::timespec>::zeroed();
+    // SAFETY: as in `address_space_is_limited`; a failure leaves zeros.
+    let time = unsafe {
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, time.as_mut_ptr());
+        time.assume_init()
+    };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Gives the processor to another thread for a moment.
+pub(crate) fn yield_now() {
+    // SAFETY: no arguments, no memory.
+    unsafe { libc::sched_yield() };
+}
+
+/// The identity of this process.
+pub(crate) fn pid() -> u32 {
+    std::process::id()
+}
+
+/// Keeps `errno` as it was over a piece of code.
+pub fn keeping_errno<R>(body: impl FnOnce() -> R) -> R {
+    // SAFETY: the C library's errno of this thread is always readable and writable.
+    unsafe {
+        let place = libc::__errno_location();
+        let before = *place;
+        let result = body();
+        *place = before;
+        result
+    }
+}
+
+/// Writes the whole text to a file descriptor; errors are ignored, since there is nobody to tell.
+pub(crate) fn write_all(descriptor: i32, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        // SAFETY: the slice is readable for its length.
+        let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
+        match usize::try_from(written) {
+            Ok(count) if count > 0 => bytes = &bytes[count..],
+            _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}
+            _ => return,
+        }
+    }
+}
+
+/// Appends the bytes to a file, made where it does not exist, in one write; `false` when it cannot be opened.
+pub fn append(path: &CStr, bytes: &[u8]) -> bool {
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
+    // SAFETY: the path ends with a nul byte; the descriptor is closed by the one who opened it.
+    unsafe {
+        let descriptor = libc::open(path.as_ptr(), flags, 0o644);
+        if descriptor < 0 {
+            return false;
+        }
+        write_all(descriptor, bytes);
+        libc::close(descriptor);
+    }
+    true
+}
+
+/// Reads the beginning of a file into the buffer and returns what was read.
+pub(crate) fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
+    let mut length = 0;
+    // SAFETY: the path ends with a nul byte; reads stay inside the buffer; the descriptor is closed once.
+    unsafe {
+        let descriptor = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if descriptor >= 0 {
+            while length < buffer.len() {
+                let rest = &mut buffer[length..];
+                match usize::try_from(libc::read(descriptor, rest.as_mut_ptr().cast(), rest.len())) {
+                    Ok(count) if count > 0 => length += count,
+                    _ => break,
+                }
+            }
+            libc::close(descriptor);
+        }
+    }
+    &buffer[..length]
+}
+
+/// Resident bytes of this process now and at most (`VmRSS`, `VmHWM` of `/proc/self/status`); zeros where `/proc`
+/// cannot be read.
+pub(crate) fn resident_bytes() -> (u64, u64) {
+    let mut buffer = [0; 4096];
+    let status = read_file(c"/proc/self/status", &mut buffer);
+    let field = |name: &[u8]| {
+        let line = status.split(|&byte| byte == b'\n').find(|line| line.starts_with(name))?;
+        let digits = line.iter().filter(|byte| byte.is_ascii_digit());
+        Some(digits.fold(0u64, |value, digit| value * 10 + u64::from(digit - b'0')) * 1024)
+    };
+    (field(b"VmRSS:").unwrap_or(0), field(b"VmHWM:").unwrap_or(0))
+}
+
+/// The path of the running program, written into the buffer.
+pub(crate) fn program(buffer: &mut [u8]) -> &[u8] {
+    // SAFETY: the kernel writes at most the buffer's length.
+    let length =
+        unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
+    &buffer[..usize::try_from(length).unwrap_or(0)]
+}
+
+/// The value of an environment variable, as the C library holds it now. Rust's own reader allocates.
+///
+/// The bytes live as long as nobody changes that variable; settings are read once, early, and copied.
+pub fn environment(name: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: the name ends with a nul byte; the result is null or a string of the environment block.
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
+    }
+}
+
+/// Runs `handler` in the child of every later fork.
+pub(crate) fn at_fork_in_child(handler: extern "C" fn()) {
+    // SAFETY: the handler is a function of this image and touches atomics only.
+    unsafe { libc::pthread_atfork(None, None, Some(core::mem::transmute::<extern "C" fn(), unsafe extern "C" fn()>(handler))) };
+}
+
+/// Runs `handler` when the process exits.
+pub(crate) fn at_exit(handler: extern "C" fn()) {
+    // SAFETY: the handler is a function of this image.
+    unsafe { libc::atexit(handler) };
+}
+
+/// Installs `handler` for a signal, restarting interrupted calls; `false` when the system refuses.
+pub(crate) fn on_signal(signal: i32, handler: extern "C" fn(i32)) -> bool {
+    // SAFETY: a zeroed sigaction is valid; the handler is async-signal-safe: it writes a fixed buffer.
+    unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(signal, &action, ptr::null_mut()) == 0
+    }
+}
+
+/// Runs `body` with every signal blocked in this thread; threads started by `body` inherit that.
+pub(crate) fn with_signals_blocked<R>(body: impl FnOnce() -> R) -> R {
+    // SAFETY: both sets are initialised by the calls that fill them, and the old mask is put back.
+    unsafe {
+        let (mut all, mut before) = (MaybeUninit::zeroed(), MaybeUninit::zeroed());
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        let result = body();
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        result
+    }
+}
+
+/// A text of fixed capacity that formatting can write into without allocating; what does not fit is cut off.
+pub struct Text<const N: usize> {
+    bytes: [u8; N],
+    length: usize,
+}
+
+impl<const N: usize> Text<N> {
+    /// An empty text.
+    pub const fn new() -> Self {
+        Self { bytes: [0; N], length: 0 }
+    }
+
+    /// What was written so far.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl<const N: usize> Default for Text<N> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<const N: usize> fmt::Write for Text<N> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let count = text.len().min(N - self.length);
+        self.bytes[self.length..self.length + count].copy_from_slice(&text.as_bytes()[..count]);
+        self.length += count;
+        if count == text.len() { Ok(()) } else { Err(fmt::Error) }
+    }
+}
+
+/// Writes one line to standard error without allocating.
+pub fn say(line: fmt::Arguments<'_>) {
+    let mut text = Text::<1024>::new();
+    let _ = fmt::write(&mut text, format_args!("stepalloc: {line}\n"));
+    write_all(2, text.as_bytes());
+}

@@ -1,0 +1,476 @@
+//! The engine: counts steps, and leads the process through its phases.
+//!
+//! *Waiting* counts. *Collecting* records, and merges each step into the plan's needs at its end. *Planned* serves;
+//! when too little of a step finds its slot for several steps, the needs are collected again while the old plan
+//! serves. Everything happens at step boundaries, under one lock that no allocation ever takes.
+//!
+//! Merging and planning run in the thread of the step where they are sure to be short, else in a thread beside it
+//! that blocks all signals and ends with its work; the program goes on meanwhile, and the result is taken at a later
+//! boundary.
+
+use crate::arena::ARENA;
+use crate::collector::{Collector, Proposal};
+use crate::matcher::MATCHER;
+use crate::os::{self, Text};
+use crate::recorder::RECORDER;
+use crate::route::{self, MISSES};
+use crate::settings::{self, Settings};
+use crate::statistics::{Count, History, JSON_BYTES, LastSteps, Phase, Statistics, StepFigures};
+use core::cell::UnsafeCell;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
+use std::thread::{self, JoinHandle};
+use stepalloc_planner::StepProblem;
+
+/// Events merged in the thread of the step: about 2 ms. A step of 10,000 blocks has twice as many events.
+const EVENTS_HERE: u64 = 20_000;
+/// Blocks planned in the thread of the step: about 2 ms.
+const BLOCKS_HERE: usize = 200;
+/// The backend's caches are given back when a plan comes into force and at this many boundaries after: blocks that
+/// were alive then are freed within the next step or two.
+const TRIMS: u8 = 2;
+/// A step misses when less than this share of its bytes found a slot, in percent.
+const HIT_PERCENT: u64 = 90;
+/// Steps in a row that must miss before the needs are collected again.
+const MISSED_STEPS: u32 = 4;
+/// Steps a new plan is given at least; doubled with every plan that did not help, so that a program without a rhythm
+/// is collected ever more rarely.
+const PATIENCE: u64 = 16;
+/// At most so many.
+const PATIENCE_MAX: u64 = 4096;
+/// The lock is waited for at most this often at the end of the process, when its holder may be gone.
+const EXIT_ATTEMPTS: u32 = 1000;
+
+static ENGINE: Lock = Lock { held: AtomicBool::new(false), engine: UnsafeCell::new(Engine::new()) };
+/// What `fork` found: 0 no fork, 1 a child, 2 a child made while another thread held the lock.
+static FORKED: AtomicU8 = AtomicU8::new(0);
+
+/// A lock that spins, of which nothing is left held after a fork.
+struct Lock {
+    held: AtomicBool,
+    engine: UnsafeCell<Engine>,
+}
+
+// SAFETY: the engine is reached through `Lock::with` only, by one thread at a time.
+unsafe impl Sync for Lock {}
+
+impl Lock {
+    fn with<R>(&self, attempts: Option<u32>, body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+        let mut tried = 0;
+        while self.held.swap(true, Acquire) {
+            tried += 1;
+            if attempts.is_some_and(|most| tried >= most) {
+                return None;
+            }
+            os::yield_now();
+        }
+        // SAFETY: `held` was false, and is true until the store below.
+        let result = body(unsafe { &mut *self.engine.get() });
+        self.held.store(false, Release);
+        Some(result)
+    }
+}
+
+/// Merging or planning, and where it runs.
+enum Work {
+    /// Nothing to do.
+    None,
+    /// Ready for the next step.
+    Here(Box<Collector>),
+    /// In a thread of its own.
+    Beside(JoinHandle<Outcome>),
+}
+
+/// What came of it.
+enum Outcome {
+    /// More steps are wanted.
+    More(Box<Collector>),
+    /// Enough were seen.
+    Enough(Box<StepProblem>),
+    /// A plan, or `None` if none could be made.
+    Plan(Option<Box<Proposal>>),
+}
+
+struct Engine {
+    /// `None` before the first boundary or statistics.
+    settings: Option<Settings>,
+    phase: Phase,
+    steps: u64,
+    planned_at_step: Option<u64>,
+    plans: u64,
+    failed_plans: u64,
+    lower_bound: u64,
+    planned_blocks: u64,
+    work: Work,
+    /// Log indexes at which steps ended that are not merged yet.
+    ends: Vec<u64>,
+    history: History,
+    /// Faults and time at the last boundary.
+    faults: u64,
+    nanoseconds: u64,
+    trims_left: u8,
+    missed_steps: u32,
+    patience: u64,
+    /// No new collecting before this step.
+    patient_until: u64,
+}
+
+/// Ends the running step and begins the next one. From any thread.
+///
+/// The first call begins step 0.
+pub fn boundary() {
+    os::keeping_errno(|| {
+        route::inside(|| ENGINE.with(None, Engine::boundary));
+    });
+}
+
+/// A snapshot of what the allocator does in this process.
+pub fn statistics() -> Statistics {
+    route::inside(|| ENGINE.with(None, |engine| engine.statistics()))
+        .unwrap_or_else(|| Engine::new().statistics())
+}
+
+/// Reads the settings, installs what they ask for (the statistics signal, the file written at exit), and complains
+/// about bad ones, before the first step does. Needed only where complaints must not wait.
+pub fn initialise() {
+    os::keeping_errno(|| ENGINE.with(None, |engine| engine.settings()));
+}
+
+/// The phase as a number: 0 waiting, 1 collecting, 2 planned. A plan that serves is "planned" even while the next one
+/// is being collected.
+pub fn phase() -> Phase {
+    ENGINE.with(None, |engine| engine.phase).unwrap_or(Phase::Waiting)
+}
+
+impl Engine {
+    const fn new() -> Self {
+        Self {
+            settings: None,
+            phase: Phase::Waiting,
+            steps: 0,
+            planned_at_step: None,
+            plans: 0,
+            failed_plans: 0,
+            lower_bound: 0,
+            planned_blocks: 0,
+            work: Work::None,
+            ends: Vec::new(),
+            history: History::new(),
+            faults: 0,
+            nanoseconds: 0,
+            trims_left: 0,
+            missed_steps: 0,
+            patience: PATIENCE,
+            patient_until: 0,
+        }
+    }
+
+    fn settings(&mut self) -> Settings {
+        if let Some(settings) = self.settings {
+            return settings;
+        }
+        let settings = Settings::from_environment();
+        self.settings = Some(settings);
+        os::at_fork_in_child(after_fork);
+        if os::environment(c"STEPALLOC_JSON").is_some_and(|path| !path.is_empty()) {
+            os::at_exit(write_json_file);
+        }
+        if let Some(signal) = settings::statistics_signal()
+            && !os::on_signal(signal, say_statistics)
+        {
+            os::say(format_args!("STEPALLOC_STATS_SIGNAL: the system refuses a handler for signal {signal}"));
+        }
+        settings
+    }
+
+    fn boundary(&mut self) {
+        let settings = self.settings();
+        match FORKED.swap(0, Acquire) {
+            0 => {}
+            found => self.begin_anew(found == 2),
+        }
+        let (faults, now) = (os::minor_faults(), os::now_ns());
+        let counted = self.figures(faults, now);
+        self.steps += 1;
+        if !settings.enabled {
+            return;
+        }
+        if !matches!(self.work, Work::None) {
+            self.advance(&settings);
+        } else if self.phase == Phase::Waiting && self.running() >= settings.start_step {
+            self.collect(&settings);
+        } else if let Some(figures) = counted
+            && self.has_changed(&figures)
+        {
+            self.collect(&settings);
+        }
+        if self.trims_left > 0 && self.planned_at_step != Some(self.running()) {
+            self.trims_left -= 1;
+            trim();
+        }
+        MATCHER.next_step();
+        // What was done here is not the next step's.
+        (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
+    }
+
+    /// The step that is running.
+    fn running(&self) -> u64 {
+        self.steps - 1
+    }
+
+    /// Counts the step that ends now, if a plan served it.
+    fn figures(&mut self, faults: u64, now: u64) -> Option<StepFigures> {
+        let seen = MATCHER.next_step();
+        let (counted, gap, fallback) = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
+        if self.phase != Phase::Planned || self.steps == 0 {
+            return None;
+        }
+        let planned = Count {
+            allocations: (seen.allocations + gap.allocations).saturating_sub(counted.allocations),
+            bytes: (seen.bytes + gap.bytes).saturating_sub(counted.bytes),
+        };
+        let figures = StepFigures {
+            minor_faults: faults.saturating_sub(self.faults),
+            nanoseconds: now.saturating_sub(self.nanoseconds),
+            planned,
+            fallback,
+            gap,
+        };
+        self.history.push(figures);
+        Some(figures)
+    }
+
+    /// True when the program has left its plan for good.
+    fn has_changed(&mut self, figures: &StepFigures) -> bool {
+        let all = figures.planned.bytes + figures.fallback.bytes;
+        let hit = figures.planned.bytes.saturating_sub(figures.gap.bytes);
+        if hit * 100 >= all * HIT_PERCENT {
+            self.missed_steps = 0;
+            if self.running() >= self.patient_until + 4 * PATIENCE {
+                self.patience = PATIENCE;
+            }
+            return false;
+        }
+        self.missed_steps += 1;
+        self.missed_steps >= MISSED_STEPS && self.running() >= self.patient_until
+    }
+
+    /// Begins collecting.
+    fn collect(&mut self, settings: &Settings) {
+        if !RECORDER.open() {
+            self.fail();
+            return;
+        }
+        RECORDER.clear();
+        self.missed_steps = 0;
+        self.ends.clear();
+        self.work = Work::Here(Box::new(Collector::new()));
+        if self.phase == Phase::Waiting {
+            self.phase = Phase::Collecting;
+        }
+        route::set(self.phase == Phase::Planned, true, settings.min_bytes);
+    }
+
+    /// Goes on with merging and planning at a boundary.
+    fn advance(&mut self, settings: &Settings) {
+        let end = RECORDER.head();
+        self.ends.push(end);
+        let outcome = match core::mem::replace(&mut self.work, Work::None) {
+            Work::None => return,
+            Work::Beside(thread) if !thread.is_finished() => {
+                self.work = Work::Beside(thread);
+                return;
+            }
+            Work::Beside(thread) => thread.join().unwrap_or(Outcome::Plan(None)),
+            Work::Here(collector) => Outcome::More(collector),
+        };
+        let outcome = match outcome {
+            Outcome::More(collector) if !self.ends.is_empty() => {
+                let ends = core::mem::take(&mut self.ends);
+                let settings = *settings;
+                self.run(RECORDER.unread(end) <= EVENTS_HERE, move |here| merge(collector, &ends, &settings, here))
+            }
+            other => Some(other),
+        };
+        let outcome = match outcome {
+            Some(Outcome::Enough(problem)) => {
+                let small = problem.problem.blocks.len() <= BLOCKS_HERE;
+                route::set(self.phase == Phase::Planned, false, settings.min_bytes);
+                self.run(small, move |_| Outcome::Plan(plan(&problem)))
+            }
+            other => other,
+        };
+        match outcome {
+            None | Some(Outcome::Enough(_)) => {}
+            Some(Outcome::More(collector)) => self.work = Work::Here(collector),
+            Some(Outcome::Plan(proposal)) => {
+                RECORDER.clear();
+                match proposal {
+                    Some(proposal) => self.install(*proposal, settings),
+                    None => self.fail(),
+                }
+            }
+        }
+    }
+
+    /// Runs a piece of work here, or starts it beside; `None` when it is on its way.
+    fn run(&mut self, here: bool, work: impl FnOnce(bool) -> Outcome + Send + 'static) -> Option<Outcome> {
+        if here {
+            return Some(work(true));
+        }
+        // The closure is lost if no thread can be made, so it is kept where both can take it.
+        let shared = std::sync::Arc::new(std::sync::Mutex::new(Some(work)));
+        let beside = std::sync::Arc::clone(&shared);
+        let take = |shared: &std::sync::Mutex<Option<_>>| shared.lock().ok().and_then(|mut work| work.take());
+        let started = os::with_signals_blocked(|| {
+            thread::Builder::new().name("stepalloc".into()).spawn(move || {
+                route::inside(|| take(&beside).map_or(Outcome::Plan(None), |work| work(false)))
+            })
+        });
+        match started {
+            Ok(thread) => {
+                self.work = Work::Beside(thread);
+                None
+            }
+            Err(_) => Some(take(&shared).map_or(Outcome::Plan(None), |work| work(true))),
+        }
+    }
+
+    /// Puts a plan in force.
+    fn install(&mut self, mut proposal: Proposal, settings: &Settings) {
+        let wanted = usize::try_from(proposal.bytes).unwrap_or(usize::MAX).min(settings.max_arena);
+        if !ARENA.is_open() && wanted > 0 && !ARENA.open(proposal.shift, wanted) {
+            self.fail();
+            return;
+        }
+        proposal.limit(wanted.min(ARENA.reserved()));
+        let granted = ARENA.resize(proposal.bytes as usize, settings.huge_pages);
+        proposal.limit(granted);
+        if !MATCHER.install(&proposal.classes) {
+            self.fail();
+            return;
+        }
+        self.phase = Phase::Planned;
+        self.plans += 1;
+        self.planned_at_step = Some(self.running());
+        self.lower_bound = proposal.lower_bound;
+        self.planned_blocks = proposal.blocks;
+        self.patient_until = self.running() + self.patience;
+        self.patience = (self.patience * 2).min(PATIENCE_MAX);
+        self.trims_left = TRIMS;
+        drop(proposal);
+        route::set(true, false, settings.min_bytes);
+        trim();
+    }
+
+    /// No memory for the log, the arena or the tables: what served before goes on serving.
+    fn fail(&mut self) {
+        self.failed_plans += 1;
+        self.patient_until = self.steps + self.patience;
+        self.patience = (self.patience * 2).min(PATIENCE_MAX);
+        let planned = self.phase == Phase::Planned;
+        if !planned {
+            self.phase = Phase::Waiting;
+        }
+        let settings = self.settings();
+        // Waiting begins again after as many steps as patience asks for.
+        self.settings = Some(Settings { start_step: settings.start_step.max(self.patient_until), ..settings });
+        route::set(planned, false, settings.min_bytes);
+    }
+
+    /// In a forked child: the thread beside is gone, the log stands for nothing, steps are counted from 0 again. The
+    /// arena and the plan in force were copied, and serve on.
+    fn begin_anew(&mut self, torn: bool) {
+        let settings = if torn { None } else { self.settings };
+        // What the parent's threads held cannot be dropped here: they do not exist.
+        core::mem::forget(core::mem::replace(self, Self::new()));
+        let serving = route::is_serving();
+        let settings = settings.unwrap_or_else(Settings::from_environment);
+        self.settings = Some(settings);
+        if serving {
+            self.phase = Phase::Planned;
+            self.planned_at_step = Some(0);
+            self.plans = 1;
+        }
+        RECORDER.clear();
+        route::set(serving, false, settings.min_bytes);
+    }
+
+    fn statistics(&self) -> Statistics {
+        let (vm_rss_bytes, vm_hwm_bytes) = os::resident_bytes();
+        let last_steps: LastSteps = self.history.last_steps();
+        Statistics {
+            pid: os::pid(),
+            backend: route::attached().map_or("", |backend| (backend.name)()),
+            phase: self.phase,
+            steps: self.steps,
+            planned_at_step: self.planned_at_step,
+            plans: self.plans,
+            failed_plans: self.failed_plans,
+            arena_bytes: ARENA.bytes() as u64,
+            arena_occupied_bytes: if ARENA.is_open() { ARENA.occupied_bytes() as u64 } else { 0 },
+            lower_bound_bytes: self.lower_bound,
+            planned_blocks: self.planned_blocks,
+            last_steps,
+            vm_rss_bytes,
+            vm_hwm_bytes,
+        }
+    }
+}
+
+/// Merges the steps that ended; beside the program, planning follows at once.
+fn merge(mut collector: Box<Collector>, ends: &[u64], settings: &Settings, here: bool) -> Outcome {
+    if ends.iter().any(|&end| collector.step(&RECORDER, end, settings)) {
+        let problem = collector.problem();
+        return if here { Outcome::Enough(Box::new(problem)) } else { Outcome::Plan(plan(&problem)) };
+    }
+    Outcome::More(collector)
+}
+
+fn plan(problem: &StepProblem) -> Option<Box<Proposal>> {
+    Proposal::of(problem, ARENA.is_open().then(|| ARENA.shift())).map(Box::new)
+}
+
+fn trim() {
+    if let Some(backend) = route::attached() {
+        (backend.trim)();
+    }
+}
+
+extern "C" fn after_fork() {
+    FORKED.store(if ENGINE.held.load(Relaxed) { 2 } else { 1 }, Release);
+    route::stop_recording();
+    ENGINE.held.store(false, Release);
+}
+
+extern "C" fn write_json_file() {
+    // A child that made no step of its own has nothing to tell.
+    if FORKED.load(Relaxed) != 0 {
+        return;
+    }
+    let mut text = Text::<JSON_BYTES>::new();
+    let snapshot = ENGINE.with(Some(EXIT_ATTEMPTS), |engine| engine.statistics());
+    let Some(snapshot) = snapshot.filter(|snapshot| snapshot.steps > 0) else { return };
+    let _ = snapshot.write_json(&mut text);
+    let _ = core::fmt::Write::write_str(&mut text, "\n");
+    let mut path = [0; 4096];
+    let Some(value) = os::environment(c"STEPALLOC_JSON").filter(|value| value.len() < path.len()) else { return };
+    path[..value.len()].copy_from_slice(value);
+    let Ok(name) = CStr::from_bytes_until_nul(&path) else { return };
+    if !os::append(name, text.as_bytes()) {
+        os::say(format_args!("STEPALLOC_JSON={}: cannot be written", name.to_str().unwrap_or("(not UTF-8)")));
+    }
+}
+
+extern "C" fn say_statistics(_signal: i32) {
+    os::keeping_errno(|| {
+        let mut text = Text::<JSON_BYTES>::new();
+        let snapshot = ENGINE.with(Some(1), |engine| engine.statistics());
+        let _ = match snapshot {
+            Some(snapshot) => snapshot.write_json(&mut text),
+            None => core::fmt::Write::write_str(&mut text, "stepalloc: at a step boundary just now; ask again"),
+        };
+        let _ = core::fmt::Write::write_str(&mut text, "\n");
+        os::write_all(2, text.as_bytes());
+    });
+}

@@ -1,0 +1,153 @@
+//! Settings, read from the environment once: DeepRec's own variables and ours with the prefix `STEPALLOC_`.
+//!
+//! A value that cannot be read costs one line on standard error, which names the variable, the value and the default
+//! used instead; the program goes on.
+
+use crate::os;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicU8, Ordering::*};
+
+/// What a user can set. The defaults are DeepRec's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// `ENABLE_MEMORY_OPTIMIZATION`: `false` sends every call straight to the backend.
+    pub enabled: bool,
+    /// `START_STATISTIC_STEP`: the first step that is collected, counted from 0.
+    pub start_step: u64,
+    /// `STABLE_STATISTIC_STEP`: collecting ends when more than this many steps in a row changed nothing.
+    pub stable_steps: u64,
+    /// `MAX_STATISTIC_STEP`: or when more than this many steps were collected.
+    pub max_steps: u64,
+    /// `STEPALLOC_MIN_BYTES`: smaller blocks are never planned.
+    pub min_bytes: usize,
+    /// `STEPALLOC_MAX_ARENA`: the arena never grows beyond this many bytes.
+    pub max_arena: usize,
+    /// `STEPALLOC_HUGEPAGES`: ask for huge pages behind the arena.
+    pub huge_pages: bool,
+}
+
+impl Settings {
+    /// The defaults.
+    pub const DEFAULT: Self = Self {
+        enabled: true,
+        start_step: 100,
+        stable_steps: 10,
+        max_steps: 100,
+        min_bytes: 32 << 10,
+        max_arena: usize::MAX,
+        huge_pages: false,
+    };
+
+    /// Reads the environment. Bad values are told on standard error by the first call of the process only.
+    pub fn from_environment() -> Self {
+        let default = Self::DEFAULT;
+        let settings = Self {
+            enabled: switch(c"ENABLE_MEMORY_OPTIMIZATION", default.enabled),
+            start_step: number(c"START_STATISTIC_STEP", 0, default.start_step),
+            stable_steps: number(c"STABLE_STATISTIC_STEP", 0, default.stable_steps),
+            max_steps: number(c"MAX_STATISTIC_STEP", 0, default.max_steps),
+            min_bytes: number(c"STEPALLOC_MIN_BYTES", LEAST_MIN_BYTES, default.min_bytes as u64) as usize,
+            max_arena: number(c"STEPALLOC_MAX_ARENA", 0, default.max_arena as u64) as usize,
+            huge_pages: switch(c"STEPALLOC_HUGEPAGES", default.huge_pages),
+        };
+        SAID.store(1, Relaxed);
+        settings
+    }
+}
+
+/// The least `STEPALLOC_MIN_BYTES`: below a kibibyte a slot's bookkeeping costs more than the block.
+const LEAST_MIN_BYTES: u64 = 1 << 10;
+
+/// 1 once bad values were told.
+static SAID: AtomicU8 = AtomicU8::new(0);
+
+fn switch(name: &CStr, default: bool) -> bool {
+    let shown = if default { "1" } else { "0" };
+    read(name, "0 or 1", default, shown, |value| match value {
+        b"0" => Some(false),
+        b"1" => Some(true),
+        _ => None,
+    })
+}
+
+fn number(name: &CStr, least: u64, default: u64) -> u64 {
+    let mut shown = os::Text::<24>::new();
+    let _ = if default == usize::MAX as u64 {
+        core::fmt::Write::write_str(&mut shown, "no limit")
+    } else {
+        core::fmt::write(&mut shown, format_args!("{default}"))
+    };
+    let mut wanted = os::Text::<64>::new();
+    let _ = core::fmt::write(&mut wanted, format_args!("a whole number, {least} or more"));
+    read(name, text(wanted.as_bytes()), default, text(shown.as_bytes()), |value| {
+        parse_decimal(value).filter(|&number| number >= least)
+    })
+}
+
+/// The signal of `STEPALLOC_STATS_SIGNAL`, by name with or without `SIG`; `None` where the variable is not set.
+pub(crate) fn statistics_signal() -> Option<i32> {
+    const NAMES: [(&[u8], i32); 8] = [
+        (b"USR1", libc::SIGUSR1),
+        (b"USR2", libc::SIGUSR2),
+        (b"HUP", libc::SIGHUP),
+        (b"ALRM", libc::SIGALRM),
+        (b"URG", libc::SIGURG),
+        (b"WINCH", libc::SIGWINCH),
+        (b"IO", libc::SIGIO),
+        (b"QUIT", libc::SIGQUIT),
+    ];
+    read(c"STEPALLOC_STATS_SIGNAL", "USR1, USR2, HUP, ALRM, URG, WINCH, IO or QUIT", None, "no signal", |value| {
+        let name = value.strip_prefix(b"SIG").unwrap_or(value);
+        NAMES.iter().find(|known| known.0 == name).map(|known| Some(known.1))
+    })
+}
+
+/// Reads one variable; `parse` returns `None` for a value that is none.
+pub(crate) fn read<T>(
+    name: &CStr,
+    wanted: &str,
+    default: T,
+    shown: &str,
+    parse: impl FnOnce(&[u8]) -> Option<T>,
+) -> T {
+    let Some(value) = os::environment(name) else { return default };
+    parse(value).unwrap_or_else(|| {
+        if SAID.load(Relaxed) == 0 {
+            let name = text(name.to_bytes());
+            let cut = &value[..value.len().min(100)];
+            let value = core::str::from_utf8(cut).unwrap_or("(not UTF-8)");
+            os::say(format_args!("{name}={value}: expected {wanted}; using the default, {shown}"));
+        }
+        default
+    })
+}
+
+fn text(bytes: &[u8]) -> &str {
+    core::str::from_utf8(bytes).unwrap_or("?")
+}
+
+/// Digits only: no sign, no spaces, no overflow, not empty.
+fn parse_decimal(value: &[u8]) -> Option<u64> {
+    if value.is_empty() {
+        return None;
+    }
+    value.iter().try_fold(0u64, |number, &byte| {
+        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+        number.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_decimal_numbers_are_numbers() {
+        assert_eq!(parse_decimal(b"0"), Some(0));
+        assert_eq!(parse_decimal(b"32768"), Some(32_768));
+        assert_eq!(parse_decimal(b"18446744073709551615"), Some(u64::MAX));
+        for junk in [&b""[..], b"-1", b"+1", b" 1", b"1 ", b"0x10", b"1e3", b"1k", b"18446744073709551616", b"\xff"] {
+            assert_eq!(parse_decimal(junk), None, "{junk:?}");
+        }
+    }
+}

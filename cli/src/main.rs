@@ -1,0 +1,119 @@
+//! The command `stepalloc`: runs a program with its steps' memory planned, plans buffers and traces, shows it all on a
+//! real training.
+//!
+//! Each subcommand is a module with its own arguments and its own error type; this file only tells them apart. The
+//! program's own standard output belongs to the program being run: what we have to say goes to standard error, except
+//! where a user asks for it with `-`.
+//!
+//! | exit status | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | `demo`: a configuration failed |
+//! | 2 | arguments, files or settings are wrong; nothing was run |
+//! | 3 | `plan --capacity`: no plan within it was found |
+//! | 70 | a plan did not pass the verifier: our fault |
+//! | 126, 127 | `run`: the program cannot be executed, or was not found |
+//! | 128 + signal | ended by a signal |
+//!
+//! Otherwise `run` ends as the program does.
+#![deny(unsafe_code)]
+
+mod demo;
+mod os;
+mod output;
+mod plan;
+mod run;
+mod size;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Planning when it is asked to (the demo's processes), otherwise no more than the system's allocator: the command
+/// itself makes no steps.
+#[global_allocator]
+static ALLOCATOR: stepalloc::StatisticAllocator<stepalloc::backend::Chosen> =
+    stepalloc::StatisticAllocator::new(stepalloc::backend::Chosen);
+
+/// Arguments, files or settings are wrong.
+const USAGE: u8 = 2;
+
+/// Learns the memory of one step of a program, plans it once, and serves every later step from one arena.
+#[derive(Parser)]
+#[command(
+    name = "stepalloc",
+    version,
+    arg_required_else_help = true,
+    after_help = "Examples:
+  stepalloc demo                              see it at work: a network, trained under six allocators
+  stepalloc run -- python3 train.py           run a program with its steps planned
+  stepalloc run --json - -- python3 train.py  and print what was planned as JSON
+  stepalloc plan trace.csv.gz                 how small can the arena of this step be?
+
+'stepalloc COMMAND --help' says more."
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a program with libstepalloc.so in front of its malloc
+    Run(run::Arguments),
+    /// Plan buffers or a recorded trace, and say how close to the minimum the plan is
+    Plan(plan::Arguments),
+    /// Train a small network on real data under six allocators and compare them
+    Demo(demo::Arguments),
+    /// One of the demo's processes
+    #[command(hide = true, name = demo::CHILD)]
+    DemoChild(demo::child::Arguments),
+}
+
+fn main() -> ExitCode {
+    let told = |error: &dyn std::error::Error, code: u8| {
+        os::say(&error.to_string());
+        ExitCode::from(code)
+    };
+    match Arguments::parse().command {
+        Command::Run(arguments) => match run::run(arguments) {
+            Ok(ended) => ended.end_alike(),
+            Err(error) => told(&error, error.exit_code()),
+        },
+        Command::Plan(arguments) => {
+            plan::plan(arguments).unwrap_or_else(|error| told(&error, error.exit_code()))
+        }
+        Command::Demo(arguments) => {
+            demo::demo(arguments).unwrap_or_else(|error| told(&error, error.exit_code()))
+        }
+        Command::DemoChild(arguments) => {
+            demo::child::train(&arguments).map_or_else(|error| told(&error, 1), |()| ExitCode::SUCCESS)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn options_that_do_not_exist_are_refused_not_passed_to_the_program() {
+        for option in ["--report", "--plan", "--trace"] {
+            let parsed = Arguments::try_parse_from(["stepalloc", "run", option, "F", "--", "true"]);
+            let error = parsed.err().map(|error| error.kind());
+            assert_eq!(error, Some(clap::error::ErrorKind::UnknownArgument), "{option}");
+        }
+    }
+
+    #[test]
+    fn what_follows_two_dashes_is_the_programs_own() {
+        let parsed = Arguments::try_parse_from(["stepalloc", "run", "--", "env", "--json", "x"]);
+        assert!(matches!(parsed.map(|a| a.command), Ok(Command::Run(run)) if run.program.len() == 3));
+    }
+}

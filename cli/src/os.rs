@@ -1,0 +1,192 @@
+//! What the command asks of the operating system beyond the standard library: signals, waiting with counters, counters
+//! of its own. The only module with unsafe code.
+//!
+//! Signals while a child runs: those in [`Forward`]'s list are sent on to it, by a handler that does nothing but
+//! `kill`; those of the terminal reach the child by themselves and must only not end us. Handlers, unlike ignored
+//! signals, are not inherited through `exec`, so that the child starts with the dispositions we were given. A signal
+//! that we were told to ignore (nohup) stays ignored.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
+
+/// The child that signals are sent on to; 0: none.
+static CHILD: AtomicI32 = AtomicI32::new(0);
+/// The last signal that was to be sent on; 0: none came.
+static CAUGHT: AtomicI32 = AtomicI32::new(0);
+
+/// Prints one of our own lines on standard error. A closed standard error is nobody's concern.
+pub fn say(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "stepalloc: {line}");
+}
+
+/// Sends a caught signal on; before there is a child, [`Forward::to`] does.
+extern "C" fn pass_on(signal: c_int) {
+    CAUGHT.store(signal, SeqCst);
+    let child = CHILD.load(SeqCst);
+    if child > 0 {
+        // SAFETY: kill is async-signal-safe; the child is not reaped while CHILD names it. It can change errno, which
+        // only the interrupted call could miss, and that one reports EINTR by its own return.
+        unsafe { libc::kill(child, signal) };
+    }
+}
+
+/// Lets a signal pass that the terminal has sent to the child, too.
+extern "C" fn let_pass(_: c_int) {}
+
+fn handle(signal: c_int, handler: extern "C" fn(c_int)) {
+    // SAFETY: both structures are plain data for which zero is valid, and the handlers are async-signal-safe.
+    unsafe {
+        let mut old: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(signal, std::ptr::null(), &mut old) == 0 && old.sa_sigaction == libc::SIG_IGN {
+            return;
+        }
+        let mut new: libc::sigaction = std::mem::zeroed();
+        new.sa_sigaction = handler as *const () as libc::sighandler_t;
+        new.sa_flags = libc::SA_RESTART;
+        libc::sigemptyset(&mut new.sa_mask);
+        libc::sigaction(signal, &new, std::ptr::null_mut());
+    }
+}
+
+/// How signals are treated while a child runs.
+pub struct Forward(());
+
+impl Forward {
+    /// For a program that has our terminal: SIGTERM and SIGHUP, sent to us alone, are sent on; SIGINT and SIGQUIT reach
+    /// it from the terminal.
+    pub fn for_program() -> Forward {
+        handle(libc::SIGINT, let_pass);
+        handle(libc::SIGQUIT, let_pass);
+        handle(libc::SIGTERM, pass_on);
+        handle(libc::SIGHUP, pass_on);
+        Forward(())
+    }
+
+    /// For a child of our own that shall never outlive us: all are sent on.
+    pub fn for_child() -> Forward {
+        for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
+            handle(signal, pass_on);
+        }
+        Forward(())
+    }
+
+    /// From now on signals go to this child; one that came before goes to it at once.
+    pub fn to(&self, pid: u32) {
+        CHILD.store(pid.cast_signed(), SeqCst);
+        let caught = self.caught();
+        if let Some(signal) = caught {
+            pass_on(signal);
+        }
+    }
+
+    /// The signal that was to be sent on, if one came.
+    pub fn caught(&self) -> Option<c_int> {
+        Some(CAUGHT.load(SeqCst)).filter(|&signal| signal != 0)
+    }
+}
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended {
+    /// Its exit status or signal.
+    pub how: How,
+    /// Its largest resident set, in bytes.
+    pub peak_bytes: u64,
+}
+
+/// An exit status or a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// It ended by itself.
+    Exit(u8),
+    /// It was killed.
+    Signal(c_int),
+}
+
+impl Ended {
+    /// Ends this process as the child ended: with its status, or by its signal, so that our parent sees the same.
+    pub fn end_alike(self) -> ExitCode {
+        match self.how {
+            How::Exit(code) => ExitCode::from(code),
+            How::Signal(signal) => {
+                // SAFETY: plain system calls on plain data; no core is dumped for us, the child's own is enough.
+                unsafe {
+                    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+                    libc::setrlimit(libc::RLIMIT_CORE, &none);
+                    libc::signal(signal, libc::SIG_DFL);
+                    let mut set: libc::sigset_t = std::mem::zeroed();
+                    libc::sigemptyset(&mut set);
+                    libc::sigaddset(&mut set, signal);
+                    libc::sigprocmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
+                    libc::raise(signal);
+                }
+                ExitCode::from(128u8.wrapping_add(signal as u8))
+            }
+        }
+    }
+}
+
+/// Waits for a child that nobody else waits for.
+pub fn wait(pid: u32) -> io::Result<Ended> {
+    // The child stays a zombie until no handler can send it signals any more: its number could be another's.
+    retried(|| {
+        let flags = libc::WEXITED | libc::WNOWAIT;
+        // SAFETY: zero is a valid siginfo_t, and waitid writes to it only.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            libc::waitid(libc::P_PID, pid, &mut info, flags)
+        }
+    })?;
+    CHILD.store(0, SeqCst);
+    let mut status = 0;
+    // SAFETY: rusage is plain data for which zero is valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both out-pointers are to live, exclusive variables.
+    retried(|| unsafe { libc::wait4(pid.cast_signed(), &mut status, 0, &mut usage) })?;
+    let how = if libc::WIFSIGNALED(status) {
+        How::Signal(libc::WTERMSIG(status))
+    } else {
+        How::Exit(libc::WEXITSTATUS(status) as u8)
+    };
+    // Linux gives kibibytes.
+    Ok(Ended { how, peak_bytes: usage.ru_maxrss.cast_unsigned().saturating_mul(1024) })
+}
+
+fn retried(mut call: impl FnMut() -> c_int) -> io::Result<()> {
+    while call() < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// What this process has used so far.
+#[derive(Debug, Clone, Copy)]
+pub struct Usage {
+    /// CPU time of all threads, user and system.
+    pub cpu_seconds: f64,
+    /// Page faults that needed no reading.
+    pub minor_faults: u64,
+}
+
+impl Usage {
+    /// Asks the system.
+    pub fn now() -> Usage {
+        // SAFETY: rusage is plain data for which zero is valid, and getrusage writes to it only.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+            usage
+        };
+        let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+        Usage {
+            cpu_seconds: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+            minor_faults: usage.ru_minflt.cast_unsigned(),
+        }
+    }
+}

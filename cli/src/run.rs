@@ -1,0 +1,317 @@
+//! `stepalloc run`: a program with libstepalloc.so in front of its malloc.
+//!
+//! The library writes what it measured into files of a directory of ours: one line of JSON for each process that made
+//! steps, and the number of each process it was loaded into. Both are read when the program has ended; standard
+//! streams, signals and the exit status are the program's.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::os::{self, Ended, Forward, How};
+use crate::output::{Output, OutputError};
+use crate::size;
+
+mod library;
+
+use library::{Library, LibraryError};
+
+/// What `stepalloc run` takes.
+#[derive(clap::Args)]
+#[command(
+    after_help = "A program marks its steps by calling stepalloc_step(), which the library exports. Settings are taken from the
+environment: START_STATISTIC_STEP, STABLE_STATISTIC_STEP, MAX_STATISTIC_STEP, ENABLE_MEMORY_OPTIMIZATION, STEPALLOC_*.
+The library is looked for in STEPALLOC_LIBRARY (its path), beside this command, and in ../lib.
+
+Exit status: the program's own; 126 it cannot be executed, 127 it was not found, 2 nothing was run.
+
+Examples:
+  stepalloc run -- python3 train.py
+  START_STATISTIC_STEP=4 stepalloc run --backend jemalloc --json figures.json -- python3 train.py --epochs 3"
+)]
+pub struct Arguments {
+    /// The allocator underneath [default: STEPALLOC_BACKEND, else glibc]
+    #[arg(long, value_name = "B")]
+    backend: Option<Backend>,
+    /// Write one JSON object for each process that made steps; - is standard output
+    #[arg(long, value_name = "F")]
+    json: Option<PathBuf>,
+    /// Do not sum up the run on standard error
+    #[arg(long, short)]
+    quiet: bool,
+    /// The program and its arguments, after --
+    #[arg(last = true, required = true, value_names = ["PROGRAM", "ARGS"])]
+    pub program: Vec<OsString>,
+}
+
+/// The allocators the library can have underneath.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Backend {
+    /// The C library's.
+    Glibc,
+    /// jemalloc.
+    Jemalloc,
+    /// mimalloc.
+    Mimalloc,
+}
+
+impl Backend {
+    /// As STEPALLOC_BACKEND spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Glibc => "glibc",
+            Backend::Jemalloc => "jemalloc",
+            Backend::Mimalloc => "mimalloc",
+        }
+    }
+}
+
+/// Why the program was not run, or its figures not kept.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// libstepalloc.so cannot be used.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The JSON file cannot be written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// No directory for the library's files.
+    #[error("no directory for temporary files can be made: {0}; set TMPDIR to one that is yours to write")]
+    Temporary(io::Error),
+    /// There is no such program.
+    #[error("{}: not found; give its path, or a name that stands on PATH", .0.display())]
+    NotFound(OsString),
+    /// The program is there, but what it is to be run with is not.
+    #[error("{}: cannot be executed: the interpreter it names (in its first line, or in its ELF header) was not found", .0.display())]
+    NoInterpreter(OsString),
+    /// The system does not execute it.
+    #[error("{}: cannot be executed: {source}; check its permissions and that it was built for this machine", .program.display())]
+    NotExecutable {
+        /// As given.
+        program: OsString,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Waiting failed, which the system allows only when there is no child.
+    #[error("the program was started, but cannot be waited for: {0}")]
+    Wait(io::Error),
+}
+
+impl RunError {
+    /// The process's exit status; shells give the same for programs that do not start.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            RunError::NotFound(_) => 127,
+            RunError::NoInterpreter(_) | RunError::NotExecutable { .. } => 126,
+            _ => crate::USAGE,
+        }
+    }
+}
+
+/// Runs the program, keeps its figures, and says how it ended.
+pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
+    // clap asks for one argument at least.
+    let [program, rest @ ..] = arguments.program.as_slice() else {
+        return Err(RunError::NotFound(OsString::new()));
+    };
+    let json = arguments.json.as_deref().map(Output::open).transpose()?;
+    let directory = tempfile::Builder::new().prefix("stepalloc-").tempdir().map_err(RunError::Temporary)?;
+    let figures = directory.path().join("figures");
+    let attached = directory.path().join("attached");
+    let library = Library::find(directory.path())?;
+
+    let mut command = Command::new(program);
+    command.args(rest).env("LD_PRELOAD", library.before(std::env::var_os("LD_PRELOAD")));
+    command.env("STEPALLOC_JSON", &figures).env("STEPALLOC_ATTACHED", &attached);
+    if let Some(backend) = arguments.backend {
+        command.env("STEPALLOC_BACKEND", backend.name());
+    }
+    let signals = Forward::for_program();
+    let child = command.spawn().map_err(|source| not_started(program, source))?;
+    let pid = child.id();
+    signals.to(pid);
+    let ended = os::wait(pid).map_err(RunError::Wait)?;
+
+    let name = program.to_string_lossy();
+    let lines = fs::read_to_string(&figures).unwrap_or_default();
+    let mut processes = read(&lines, pid);
+    hand_on(&lines);
+    if !was_loaded(&attached, pid) {
+        os::say(&format!(
+            "libstepalloc.so was not loaded into {name} (statically linked, setuid, or not for this architecture); it ran without stepalloc"
+        ));
+    }
+    if let Some(json) = json {
+        if processes.is_empty() {
+            processes.push(without_steps(pid, &name, arguments.backend, &ended));
+        }
+        let text: String = processes.iter().map(|process| format!("{process}\n")).collect();
+        json.write(text.as_bytes())?;
+    } else if let (Some(summary), false) = (summary(&processes), arguments.quiet) {
+        os::say(&summary);
+    }
+    Ok(ended)
+}
+
+/// Why a program did not start, in the terms of its user.
+fn not_started(program: &OsStr, source: io::Error) -> RunError {
+    let path = Path::new(program);
+    match source.kind() {
+        io::ErrorKind::NotFound if path.components().count() > 1 && path.exists() => {
+            RunError::NoInterpreter(program.to_owned())
+        }
+        io::ErrorKind::NotFound => RunError::NotFound(program.to_owned()),
+        _ => RunError::NotExecutable { program: program.to_owned(), source },
+    }
+}
+
+/// The objects the library left, the started process's first.
+fn read(lines: &str, pid: u32) -> Vec<Value> {
+    let mut processes = Vec::new();
+    for line in lines.lines().filter(|line| !line.trim().is_empty()) {
+        match serde_json::from_str::<Value>(line) {
+            Ok(process) if process.is_object() => processes.push(process),
+            // A process killed while it wrote: the others' lines are whole.
+            _ => os::say(
+                "the figures of one process are damaged and left out; it was ended while it wrote them",
+            ),
+        }
+    }
+    processes.sort_by_key(|process| process["pid"] != pid);
+    processes
+}
+
+/// Appends the figures to the file that the user's own STEPALLOC_JSON names: ours stood in its place.
+fn hand_on(lines: &str) {
+    let Some(path) = std::env::var_os("STEPALLOC_JSON").filter(|path| !path.is_empty()) else { return };
+    let appended = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(lines.as_bytes()));
+    if let Err(error) = appended {
+        os::say(&format!("STEPALLOC_JSON={}: cannot be written: {error}", path.display()));
+    }
+}
+
+/// Whether the library has told that it is in the process.
+fn was_loaded(attached: &Path, pid: u32) -> bool {
+    let told = fs::read_to_string(attached).unwrap_or_default();
+    told.lines().any(|line| line.trim().parse() == Ok(pid))
+}
+
+/// The object of a process that left none: it made no steps, was killed, or the library was not in it.
+fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) -> Value {
+    let setting = std::env::var("STEPALLOC_BACKEND").ok();
+    let known = setting.filter(|name| ["glibc", "jemalloc", "mimalloc"].contains(&name.as_str()));
+    let backend = backend.map(|backend| backend.name().to_owned()).or(known);
+    let mut process = json!({
+        "pid": pid,
+        "program": name,
+        "backend": backend.unwrap_or_else(|| Backend::Glibc.name().to_owned()),
+        "phase": "waiting",
+        "steps": 0,
+        "planned_at_step": null,
+        "arena_bytes": 0,
+        "lower_bound_bytes": 0,
+        "planned_blocks": 0,
+        "last_steps": {
+            "count": 0,
+            "minor_faults_median": 0,
+            "minor_faults_max": 0,
+            "planned_allocations": 0,
+            "fallback_allocations": 0,
+            "planned_bytes": 0,
+            "fallback_bytes": 0,
+            "step_ms_median": 0.0,
+        },
+        "vm_rss_bytes": 0,
+        "vm_hwm_bytes": ended.peak_bytes,
+    });
+    if let How::Signal(signal) = ended.how {
+        process["ended"] = json!(format!("signal {signal}"));
+    }
+    process
+}
+
+/// One line about the process that made most steps; nothing where none made any.
+fn summary(processes: &[Value]) -> Option<String> {
+    let steps = |process: &Value| process["steps"].as_u64().unwrap_or(0);
+    let most = processes.iter().max_by_key(|process| steps(process)).filter(|process| steps(process) > 0)?;
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let path = most["program"].as_str().unwrap_or("the program");
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let mut text = match (most["phase"].as_str(), most["planned_at_step"].as_u64()) {
+        (Some("planned"), Some(step)) => {
+            let (arena, bound) = (number(&most["arena_bytes"]), number(&most["lower_bound_bytes"]));
+            let last = &most["last_steps"];
+            let missed = number(&last["fallback_bytes"]) as f64;
+            let all = missed + number(&last["planned_bytes"]) as f64;
+            format!(
+                "{name}: planned from step {step}, arena {} ({:.3} x lower bound), {} faults a step, {:.1} % of the bytes from the arena",
+                size::show(arena),
+                if bound == 0 { 1.0 } else { arena as f64 / bound as f64 },
+                last["minor_faults_median"].as_f64().unwrap_or(0.0),
+                if all == 0.0 { 100.0 } else { 100.0 * (1.0 - missed / all) },
+            )
+        }
+        (phase, _) => format!(
+            "{name}: not planned: still {} after {} steps; START_STATISTIC_STEP and STABLE_STATISTIC_STEP say when to begin and end collecting",
+            phase.unwrap_or("waiting"),
+            steps(most),
+        ),
+    };
+    match processes.len() {
+        0 | 1 => {}
+        2 => text.push_str(" (and 1 process more)"),
+        more => text.push_str(&format!(" (and {} processes more)", more - 1)),
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KILLED: Ended = Ended { how: How::Signal(9), peak_bytes: 4096 };
+
+    #[test]
+    fn the_started_process_comes_first_and_damaged_lines_are_left_out() {
+        let processes = read("{\"pid\": 7}\n{\"pid\": 8}\n{\"pid\":\n\n", 8);
+        assert_eq!(processes, [json!({"pid": 8}), json!({"pid": 7})]);
+    }
+
+    #[test]
+    fn a_killed_process_without_steps_has_an_object_that_says_so() {
+        let process = without_steps(5, "sleep", Some(Backend::Mimalloc), &KILLED);
+        assert_eq!(process["ended"], "signal 9");
+        assert_eq!(process["backend"], "mimalloc");
+        assert_eq!(process["vm_hwm_bytes"], 4096);
+    }
+
+    #[test]
+    fn nothing_is_summed_up_where_no_steps_were_made() {
+        assert_eq!(summary(&[]), None);
+        assert_eq!(summary(&[without_steps(5, "true", None, &KILLED)]), None);
+    }
+
+    #[test]
+    fn the_summary_names_the_plan() {
+        let process = json!({
+            "program": "/usr/bin/python3", "phase": "planned", "steps": 40, "planned_at_step": 9,
+            "arena_bytes": 63 << 20, "lower_bound_bytes": 63 << 20,
+            "last_steps": {"minor_faults_median": 0, "planned_bytes": 100, "fallback_bytes": 0},
+        });
+        assert_eq!(
+            summary(&[process, json!({})]).as_deref(),
+            Some(
+                "python3: planned from step 9, arena 63.0 MiB (1.000 x lower bound), 0 faults a step, 100.0 % of the bytes from the arena (and 1 process more)"
+            )
+        );
+    }
+}

@@ -1,0 +1,87 @@
+//! Iterated skyline: place again and again in an order that learns from the last plan.
+//!
+//! What lies at the top of a plan was put down too late, so it is moved to a random earlier place in the order, now and
+//! then together with a random exchange, and the skyline is built again. Plans as high as the best are the next start,
+//! so that the search drifts over plateaus. This is iterated greedy (Ruiz, Stuetzle 2007) with the cheapest rule that
+//! looks at the plan. The random numbers are fixed, and work is counted in placements: the same problem and budget give
+//! the same plan everywhere.
+
+use crate::forest::Forest;
+use crate::skyline;
+use crate::timeline::Timeline;
+
+/// A walk from one order to better ones.
+pub(crate) struct Walk {
+    dice: Dice,
+    /// The order of `offsets`, and the one on trial.
+    order: Vec<u32>,
+    trial: Vec<u32>,
+    /// The lowest plan of the walk, by item, and its height in bytes.
+    offsets: Vec<u64>,
+    height: u64,
+    /// Offsets on trial.
+    placed: Vec<u64>,
+}
+
+impl Walk {
+    /// Starts from the skyline plan of an order.
+    pub fn new(order: Vec<u32>, offsets: Vec<u64>, height: u64) -> Walk {
+        Walk {
+            dice: Dice(0x9e37_79b9_7f4a_7c15),
+            trial: order.clone(),
+            placed: offsets.clone(),
+            order,
+            offsets,
+            height,
+        }
+    }
+
+    /// Offsets of the lowest plan, by item.
+    pub fn offsets(&self) -> &[u64] {
+        &self.offsets
+    }
+
+    /// Its height in bytes.
+    pub fn height(&self) -> u64 {
+        self.height
+    }
+
+    /// Tries one other order. Returns how many blocks were placed before it was worse or done.
+    pub fn step(&mut self, timeline: &Timeline, forest: &mut Forest) -> u64 {
+        self.trial.clone_from(&self.order);
+        let count = self.trial.len();
+        for at in 0..count {
+            let item = self.trial[at] as usize;
+            if self.offsets[item] + timeline.items[item].size >= self.height {
+                let to = self.dice.below(at + 1);
+                self.trial[to..=at].rotate_right(1);
+            }
+        }
+        if self.dice.below(2) == 0 {
+            let (a, b) = (self.dice.below(count), self.dice.below(count));
+            self.trial.swap(a, b);
+        }
+        forest.fill(&self.trial);
+        let limit = self.height.saturating_add(1);
+        let (height, placements) = skyline::place(timeline, forest, limit, &mut self.placed);
+        if let Some(height) = height {
+            self.height = height;
+            std::mem::swap(&mut self.order, &mut self.trial);
+            std::mem::swap(&mut self.offsets, &mut self.placed);
+        }
+        placements
+    }
+}
+
+/// A small deterministic generator (xorshift64*, Vigna 2016).
+struct Dice(u64);
+
+impl Dice {
+    /// A number below `sides`, which is not 0.
+    fn below(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        ((self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % sides as u64) as usize
+    }
+}
