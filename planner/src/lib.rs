@@ -28,7 +28,7 @@
 //!
 //! let block = |id, lower, upper, size| Block { id, lower, upper, size, align: 64 };
 //! // The third block is still alive when the next step begins.
-//! let blocks = vec![block(0, 0, 4, 4096), block(1, 2, 6, 1024), block(2, 5, 9, 2048)];
+//! let blocks = vec![block(0, 0, 4, 4096), block(1, 2, 5, 1024), block(2, 5, 9, 2048)];
 //! let problem = Problem { blocks, period: Some(8) };
 //! let plan = Planner::new().plan(&problem)?;
 //! assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));

@@ -33,7 +33,7 @@ impl Effort {
     /// A placement takes 0.2 to 2 microseconds here, more of them the more blocks there are: about 1 ms for 300 blocks,
     /// a second for 10,000.
     fn placements(self, count: u64) -> u64 {
-        let normal = 15 * count + (count * count / 100).min(500_000);
+        let normal = 10 * count + (count * count / 100).min(500_000);
         match self {
             Effort::Quick => 0,
             Effort::Normal => normal,

@@ -1,1 +1,25 @@
-fn main(){}
+//! The command and the preloaded library, with programs nobody changed.
+//!
+//! | module | what it asks |
+//! |---|---|
+//! | `exports` | does the library export what it should, and need no more than there is? |
+//! | `contract` | does a C program get from it what it gets from glibc's malloc, in every phase? |
+//! | `run`, `plan`, `demo` | does the command keep its contract? |
+//! | `pytorch` | are unmodified trainings planned, without another result? |
+//! | `unchanged` | do everyday programs behave as without it? |
+//!
+//! `process` starts programs and ends those that hang; `compiled` makes programs of the C sources beside this file. What
+//! is not installed is skipped with a line that says so; a C compiler must be there.
+
+mod compiled;
+mod contract;
+mod demo;
+mod exports;
+mod plan;
+mod process;
+mod pytorch;
+mod run;
+mod unchanged;
+
+/// The backends, as `STEPALLOC_BACKEND` and `--backend` spell them.
+const BACKENDS: [&str; 3] = ["glibc", "jemalloc", "mimalloc"];

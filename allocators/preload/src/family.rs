@@ -3,7 +3,7 @@
 //! Each function begins with the way for what is not planned: a comparison or two and a jump to the backend. The way
 //! for the rest stands in functions of its own, so that the first stays a few instructions long.
 
-use crate::underneath::{Underneath, chosen, functions};
+use crate::underneath::{FREE, MALLOC, Underneath, functions};
 use core::ffi::{c_int, c_void};
 use core::ptr;
 use statistic::route;
@@ -18,51 +18,83 @@ fn fail(error: c_int) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// # Safety
-/// `align` is a power of two.
-#[cold]
-#[inline(never)]
-unsafe fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
-    if size > isize::MAX as usize - align {
-        return fail(libc::ENOMEM);
-    }
-    chosen();
-    // SAFETY: the caller's promise.
-    let block = unsafe { route::allocate::<Underneath>(size, align, zeroed) };
-    if block.is_null() { fail(libc::ENOMEM) } else { block.cast() }
+/// `void *malloc(size_t)`
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+    // The portable form below in three instructions; compilers do not compare with an atomic in memory, nor jump
+    // through one.
+    core::arch::naked_asm!(
+        "cmp rdi, qword ptr [rip + {threshold}]",
+        "jae {allocate}",
+        "jmp qword ptr [rip + {backend}]",
+        threshold = sym route::THRESHOLD,
+        allocate = sym allocate_natural,
+        backend = sym MALLOC,
+    )
 }
 
 /// `void *malloc(size_t)`
+#[cfg(not(target_arch = "x86_64"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
     // SAFETY: malloc has no conditions.
-    unsafe {
-        if size < route::threshold() {
-            return (functions().malloc)(size);
-        }
-        allocate(size, NATURAL_ALIGN, false)
-    }
+    unsafe { if size < route::threshold() { (functions().malloc)(size) } else { allocate_natural(size) } }
+}
+
+unsafe extern "C" fn allocate_natural(size: usize) -> *mut c_void {
+    // SAFETY: a power of two. The backend refuses sizes no object can have.
+    unsafe { route::allocate::<Underneath>(size, NATURAL_ALIGN).cast() }
 }
 
 /// `void free(void *)`
 ///
 /// # Safety
 /// As in C: null, or a live block.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(block: *mut c_void) {
+    // As for malloc, in five instructions.
+    core::arch::naked_asm!(
+        "mov rax, qword ptr [rip + {negated}]",
+        "add rax, rdi",
+        "cmp rax, qword ptr [rip + {bytes}]",
+        "jb {watched}",
+        "jmp qword ptr [rip + {backend}]",
+        negated = sym route::WATCHED_NEGATED,
+        bytes = sym route::WATCHED_BYTES,
+        watched = sym free_watched,
+        backend = sym FREE,
+    )
+}
+
+/// `void free(void *)`
+///
+/// # Safety
+/// As in C: null, or a live block.
+#[cfg(not(target_arch = "x86_64"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(block: *mut c_void) {
     // SAFETY: by the caller's promise the block is live; outside the watched range it is the backend's.
-    unsafe {
-        if !route::watches(block as usize) {
-            return (functions().free)(block);
-        }
-        free_watched(block);
+    unsafe { if route::watches(block as usize) { free_watched(block) } else { (functions().free)(block) } }
+}
+
+/// # Safety
+/// As for `free`.
+unsafe extern "C" fn free_watched(block: *mut c_void) {
+    if !route::release_planned(block.cast()) {
+        // SAFETY: the caller's promise.
+        unsafe { free_otherwise(block) };
     }
 }
 
 /// # Safety
 /// As for `free`.
+#[cold]
 #[inline(never)]
-unsafe fn free_watched(block: *mut c_void) {
+unsafe fn free_otherwise(block: *mut c_void) {
     if block.is_null() {
         return;
     }
@@ -93,7 +125,7 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
         if bytes < route::threshold() {
             return (functions().calloc)(count, size);
         }
-        allocate(bytes, NATURAL_ALIGN, true)
+        route::allocate_zeroed::<Underneath>(bytes, NATURAL_ALIGN).cast()
     }
 }
 
@@ -132,8 +164,7 @@ unsafe fn reallocate(block: *mut c_void, size: usize) -> *mut c_void {
         if size > isize::MAX as usize {
             return fail(libc::ENOMEM);
         }
-        let new = route::reallocate::<Underneath>(block.cast(), usable_size(block), NATURAL_ALIGN, size);
-        if new.is_null() { fail(libc::ENOMEM) } else { new.cast() }
+        route::reallocate::<Underneath>(block.cast(), usable_size(block), NATURAL_ALIGN, size).cast()
     }
 }
 
@@ -165,7 +196,7 @@ pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
             }
             return (functions().memalign)(align, size);
         }
-        allocate(size, align, false)
+        route::allocate::<Underneath>(size, align).cast()
     }
 }
 

@@ -6,7 +6,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering::*};
+use core::sync::atomic::{AtomicIsize, AtomicPtr, Ordering::*};
 use statistic::Backend;
 use statistic::backend::{Jemalloc, Kind, Mimalloc};
 use std::alloc::{GlobalAlloc, Layout};
@@ -88,6 +88,10 @@ static FIRST: Functions = Functions {
 
 static TABLE: AtomicPtr<Functions> = AtomicPtr::new((&raw const FIRST).cast_mut());
 
+/// The two of them that are called most, for `malloc` and `free` to jump through.
+pub(crate) static MALLOC: AtomicPtr<c_void> = AtomicPtr::new(first_malloc as *mut c_void);
+pub(crate) static FREE: AtomicPtr<c_void> = AtomicPtr::new(first_free as *mut c_void);
+
 /// The table in force.
 #[inline(always)]
 pub(crate) fn functions() -> &'static Functions {
@@ -109,7 +113,10 @@ fn choose() -> &'static Functions {
         Kind::Jemalloc => &JEMALLOC,
         Kind::Mimalloc => &MIMALLOC,
     };
+    find_errno();
     TABLE.store(ptr::from_ref(functions).cast_mut(), Release);
+    MALLOC.store(functions.malloc as *mut c_void, Release);
+    FREE.store(functions.free as *mut c_void, Release);
     if functions.kind == Kind::Glibc {
         next::USABLE_SIZE.resolve();
     }
@@ -209,6 +216,7 @@ unsafe extern "C" fn mimalloc_memalign(align: usize, size: usize) -> *mut c_void
 }
 
 /// mimalloc's free may purge, and a refused purge sets errno. glibc's and jemalloc's keep it themselves.
+#[cfg(not(target_arch = "x86_64"))]
 unsafe extern "C" fn mimalloc_free(block: *mut c_void) {
     // SAFETY: this thread's errno; the rest is the caller's promise.
     unsafe {
@@ -216,6 +224,40 @@ unsafe extern "C" fn mimalloc_free(block: *mut c_void) {
         let before = *place;
         libmimalloc_sys::mi_free(block);
         *place = before;
+    }
+}
+
+/// Bytes from the thread pointer to errno: the same in every thread, since the C library's thread-locals are allotted
+/// when the program starts.
+#[cfg(target_arch = "x86_64")]
+static ERRNO_OFFSET: AtomicIsize = AtomicIsize::new(0);
+
+/// The same without a call: errno is read and written at its offset from the thread pointer.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn mimalloc_free(block: *mut c_void) {
+    core::arch::naked_asm!(
+        "mov rax, qword ptr [rip + {offset}]",
+        "mov eax, dword ptr fs:[rax]",
+        "push rax",
+        "call {free}",
+        "pop rcx",
+        "mov rax, qword ptr [rip + {offset}]",
+        "mov dword ptr fs:[rax], ecx",
+        "ret",
+        offset = sym ERRNO_OFFSET,
+        free = sym libmimalloc_sys::mi_free,
+    )
+}
+
+/// Learns where errno lies.
+fn find_errno() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the first word at the thread pointer is the thread pointer itself (System V ABI, thread-local storage).
+    unsafe {
+        let thread: isize;
+        core::arch::asm!("mov {}, qword ptr fs:[0]", out(reg) thread, options(nostack, readonly, preserves_flags));
+        ERRNO_OFFSET.store(libc::__errno_location() as isize - thread, Relaxed);
     }
 }
 
@@ -258,29 +300,25 @@ const NATURAL_ALIGN: usize = statistic::backend::NATURAL_ALIGN;
 // SAFETY: malloc's contract, which each of the three keeps, is that of the trait.
 unsafe impl Backend for Underneath {
     fn name() -> &'static str {
-        chosen().name
+        functions().name
     }
 
     fn trim() {
-        (chosen().trim)();
+        (functions().trim)();
     }
 
     unsafe fn allocate(size: usize, align: usize) -> *mut u8 {
         // SAFETY: `align` is a power of two.
-        unsafe {
-            if align <= NATURAL_ALIGN {
-                (functions().malloc)(size).cast()
-            } else {
-                (functions().memalign)(align, size).cast()
-            }
-        }
+        or_enomem(unsafe {
+            if align <= NATURAL_ALIGN { (functions().malloc)(size) } else { (functions().memalign)(align, size) }
+        })
     }
 
     unsafe fn allocate_zeroed(size: usize, align: usize) -> *mut u8 {
         // SAFETY: an aligned block that is not null holds `size` bytes.
         unsafe {
             if align <= NATURAL_ALIGN {
-                return (functions().calloc)(size, 1).cast();
+                return or_enomem((functions().calloc)(size, 1));
             }
             let block = Self::allocate(size, align);
             if !block.is_null() {
@@ -294,7 +332,7 @@ unsafe impl Backend for Underneath {
         // SAFETY: the caller's promise. C's realloc keeps no alignment beyond the natural one.
         unsafe {
             if align <= NATURAL_ALIGN {
-                return (functions().realloc)(block.cast(), new_size).cast();
+                return or_enomem((functions().realloc)(block.cast(), new_size));
             }
             let new = Self::allocate(new_size, align);
             if !new.is_null() {
@@ -309,6 +347,15 @@ unsafe impl Backend for Underneath {
         // SAFETY: the caller's promise.
         unsafe { (functions().free)(block.cast()) }
     }
+}
+
+/// A backend's answer, with errno as C wants it on failure: mimalloc has an error of its own for sizes too large.
+fn or_enomem(block: *mut c_void) -> *mut u8 {
+    if block.is_null() {
+        // SAFETY: this thread's errno.
+        unsafe { *libc::__errno_location() = libc::ENOMEM };
+    }
+    block.cast()
 }
 
 /// The backend as the allocator of this library's own Rust code.

@@ -31,7 +31,7 @@ unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
             if layout.size() < route::threshold() {
                 return B::allocate(layout.size(), layout.align());
             }
-            route::allocate::<B>(layout.size(), layout.align(), false)
+            allocate::<B>(layout)
         }
     }
 
@@ -42,7 +42,7 @@ unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
             if layout.size() < route::threshold() {
                 return B::allocate_zeroed(layout.size(), layout.align());
             }
-            route::allocate::<B>(layout.size(), layout.align(), true)
+            route::allocate_zeroed::<B>(layout.size(), layout.align())
         }
     }
 
@@ -68,4 +68,11 @@ unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
             route::reallocate::<B>(block, layout.size(), layout.align(), new_size)
         }
     }
+}
+
+/// The way for what may be planned, out of line: programs allocate in many places.
+#[inline(never)]
+unsafe fn allocate<B: Backend>(layout: Layout) -> *mut u8 {
+    // SAFETY: a layout's alignment is a power of two.
+    unsafe { route::allocate::<B>(layout.size(), layout.align()) }
 }

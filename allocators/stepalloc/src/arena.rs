@@ -31,8 +31,12 @@ pub(crate) struct Arena {
     base: AtomicUsize,
     /// Bytes reserved from `base`; 0 while closed, so that `contains` is false for every address.
     reserved: AtomicUsize,
+    /// Granules of the reserved range.
+    granules: AtomicUsize,
     /// log2 of the granule's bytes.
     shift: AtomicU32,
+    /// The granule's bytes less 1.
+    rounding: AtomicUsize,
     /// Granules that may be claimed now.
     limit: AtomicU32,
     /// One bit a granule of the reserved range: occupied.
@@ -41,6 +45,17 @@ pub(crate) struct Arena {
     lengths: AtomicPtr<AtomicU32>,
     /// Bytes made readable and writable so far, in whole pages.
     committed: AtomicUsize,
+}
+
+/// What a free found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Released {
+    /// A block of the arena, free now.
+    Block,
+    /// An address outside the arena.
+    Foreign,
+    /// An address in the arena where no block starts: freed twice, or never allocated.
+    Invalid,
 }
 
 /// A run of granules.
@@ -55,7 +70,9 @@ impl Arena {
         Self {
             base: AtomicUsize::new(0),
             reserved: AtomicUsize::new(0),
+            granules: AtomicUsize::new(0),
             shift: AtomicU32::new(GRANULE_MAX_SHIFT),
+            rounding: AtomicUsize::new(0),
             limit: AtomicU32::new(0),
             occupied: AtomicPtr::new(ptr::null_mut()),
             lengths: AtomicPtr::new(ptr::null_mut()),
@@ -77,6 +94,8 @@ impl Arena {
         let Some(occupied) = os::map(granules.div_ceil(64) * 8) else { return false };
         let Some(lengths) = os::map(granules * 4) else { return false };
         self.shift.store(shift, Relaxed);
+        self.rounding.store((1 << shift) - 1, Relaxed);
+        self.granules.store(granules, Relaxed);
         self.occupied.store(occupied.cast(), Relaxed);
         self.lengths.store(lengths.cast(), Relaxed);
         self.base.store(base as usize, Relaxed);
@@ -139,9 +158,8 @@ impl Arena {
 
     /// Granules that a block of `bytes` needs.
     #[inline]
-    pub(crate) fn granules(&self, bytes: usize) -> usize {
-        let shift = self.shift();
-        (bytes + (1 << shift) - 1) >> shift
+    pub(crate) fn granules_of(&self, bytes: usize) -> usize {
+        (bytes + self.rounding.load(Relaxed)) >> self.shift()
     }
 
     /// The address of a granule.
@@ -163,9 +181,27 @@ impl Arena {
         unsafe { &*self.lengths.load(Relaxed).add(granule as usize) }
     }
 
+    /// [`Arena::claim`] of a run that starts at `start` and holds `bytes`, where its granules lie in one word of the
+    /// bitmap and nobody else changes that word just now; `None` says nothing about the others.
+    #[inline(always)]
+    pub(crate) fn claim_quickly(&self, start: u32, bytes: usize) -> Option<*mut u8> {
+        let length = self.granules_of(bytes);
+        let bit = start % 64;
+        if bit as usize + length > 64 || start as usize + length > self.limit.load(Acquire) as usize {
+            return None;
+        }
+        let word = self.word(start / 64);
+        let mask = mask(bit, length as u32);
+        let seen = word.load(Relaxed);
+        if seen & mask != 0 || word.compare_exchange(seen, seen | mask, Acquire, Relaxed).is_err() {
+            return None;
+        }
+        self.length(start).store(length as u32, Relaxed);
+        Some(self.address(start))
+    }
+
     /// Takes the run if every granule of it is free and inside the limit, and makes it a block. No lock, no system
     /// call; a partial claim is undone before anybody could be handed a part of it.
-    #[inline]
     pub(crate) fn claim(&self, run: Run) -> Option<*mut u8> {
         let end = run.start as u64 + run.length as u64;
         if end > self.limit.load(Acquire) as u64 || run.length == 0 {
@@ -183,6 +219,7 @@ impl Arena {
         Some(self.address(run.start))
     }
 
+    #[inline(never)]
     fn claim_words(&self, first: u32, bit: u32, length: u32) -> bool {
         if !set(self.word(first), mask(bit, 64 - bit)) {
             return false;
@@ -212,37 +249,44 @@ impl Arena {
         }
     }
 
-    /// Frees the block at `address`; `false` where no block starts there (an invalid or a second free).
-    #[inline]
-    pub(crate) fn release(&self, address: usize) -> bool {
-        let Some(start) = self.start(address) else { return false };
-        let length = self.length(start).swap(0, Relaxed);
-        let (first, bit) = (start / 64, start % 64);
+    /// Frees the block at `address`.
+    #[inline(always)]
+    pub(crate) fn release(&self, address: usize) -> Released {
+        let Some(start) = self.start(address) else {
+            return if self.contains(address) { Released::Invalid } else { Released::Foreign };
+        };
+        let length = self.length(start).load(Relaxed);
         if length == 0 {
-            return false;
+            return Released::Invalid;
         }
+        self.length(start).store(0, Relaxed);
+        let (first, bit) = (start / 64, start % 64);
         if bit + length <= 64 {
-            self.word(first).fetch_and(!mask(bit, length), Release);
+            // All of them are set.
+            self.word(first).fetch_xor(mask(bit, length), Release);
         } else {
-            let rest = length - (64 - bit);
-            let end = first + 1 + rest / 64;
-            self.clear_words(first, bit, end);
-            if !rest.is_multiple_of(64) {
-                self.word(end).fetch_and(!mask(0, rest % 64), Release);
-            }
+            self.release_words(first, bit, length);
         }
-        true
+        Released::Block
     }
 
-    /// The granule that an address names exactly.
-    #[inline]
+    #[inline(never)]
+    fn release_words(&self, first: u32, bit: u32, length: u32) {
+        let rest = length - (64 - bit);
+        let end = first + 1 + rest / 64;
+        self.clear_words(first, bit, end);
+        if !rest.is_multiple_of(64) {
+            self.word(end).fetch_and(!mask(0, rest % 64), Release);
+        }
+    }
+
+    /// The granule that begins at an address; `None` for addresses outside the range or inside a granule.
+    #[inline(always)]
     fn start(&self, address: usize) -> Option<u32> {
         let offset = address.wrapping_sub(self.base.load(Relaxed));
-        let shift = self.shift();
-        if offset >= self.reserved.load(Relaxed) || offset & ((1 << shift) - 1) != 0 {
-            return None;
-        }
-        Some((offset >> shift) as u32)
+        // Bits below the granule come out on top, and make the number larger than any granule's.
+        let granule = offset.rotate_right(self.shift());
+        (granule < self.granules.load(Relaxed)).then_some(granule as u32)
     }
 
     /// Bytes of the block at `address`, all of them writable; 0 where no block starts there.
@@ -253,7 +297,7 @@ impl Arena {
     /// Claims the smallest gap that holds `bytes` at `align`, wherever it lies. Gaps are sought word by word; another
     /// thread may take the one that was found, so a few attempts are made.
     pub(crate) fn claim_gap(&self, bytes: usize, align: usize) -> Option<*mut u8> {
-        let length = u32::try_from(self.granules(bytes)).ok()?;
+        let length = u32::try_from(self.granules_of(bytes)).ok()?;
         let step = u32::try_from(align >> self.shift()).ok()?.max(1);
         // More attempts than threads usually race here; after them the backend serves.
         for _ in 0..4 {
@@ -357,9 +401,10 @@ mod tests {
                 }
                 assert_eq!(arena.occupied_bytes(), length as usize * 64);
                 assert_eq!(arena.usable_bytes(block as usize), length as usize * 64);
-                assert!(!arena.release(block as usize + 64), "no block starts there");
-                assert!(arena.release(block as usize));
-                assert!(!arena.release(block as usize), "a second free is noticed");
+                assert_eq!(arena.release(block as usize + 64), Released::Invalid, "no block starts there");
+                assert_eq!(arena.release(block as usize), Released::Block);
+                assert_eq!(arena.release(block as usize), Released::Invalid, "a second free is noticed");
+                assert_eq!(arena.release(arena.base() - 64), Released::Foreign);
                 assert_eq!(arena.occupied_bytes(), 0);
             }
         }
@@ -385,7 +430,7 @@ mod tests {
         assert_eq!(offset(arena.claim_gap(4096 * 5, 1)), Some(10));
         assert_eq!(offset(arena.claim_gap(4096 * 4, 4096 * 4)), Some(124));
         assert_eq!(offset(arena.claim_gap(4096 * 4, 1)), None);
-        assert!(arena.release(claims[2] as usize));
+        assert_eq!(arena.release(claims[2] as usize), Released::Block);
         assert_eq!(offset(arena.claim_gap(4096 * 100, 1)), Some(23));
     }
 
@@ -405,7 +450,7 @@ mod tests {
                         let cells = &owner[run.start as usize..][..run.length as usize];
                         assert!(cells.iter().all(|cell| cell.swap(thread, Relaxed) == 0));
                         cells.iter().for_each(|cell| cell.store(0, Relaxed));
-                        assert!(arena.release(block as usize));
+                        assert_eq!(arena.release(block as usize), Released::Block);
                     }
                 });
             }

@@ -3,7 +3,7 @@
 //! It works on whole steps, between boundaries, in the thread of the step or beside it (see [`crate::phase`]); it is
 //! ordinary code that allocates, and runs where allocations go to the backend unrecorded.
 
-use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT, Run};
+use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
 use crate::matcher::{Class, ClassSlots};
 use crate::recorder::{self, Recorder};
 use crate::settings::Settings;
@@ -11,9 +11,9 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use stepalloc_planner::{Block, Event, Plan, Planner, Problem, StepProblem, Steps};
 
-/// The share of the load that rounding sizes up to a granule may add: one part in this many. Small enough to be lost
-/// among what plans are above the bound, large enough that tensors of tens of KiB still get page-sized granules.
-const ROUNDING_SHARE: u64 = 400;
+/// The share of the load that rounding sizes up to a granule may add: one part in this many. Below what users notice,
+/// and large enough that most blocks' granules lie in one word of the arena's bitmap, which is claimed fastest.
+const ROUNDING_SHARE: u64 = 128;
 
 /// What collecting has learned so far.
 pub(crate) struct Collector {
@@ -110,7 +110,7 @@ impl Proposal {
         let rounded = rounded(&step.problem, shift);
         let plan = Planner::new().plan(&rounded).ok()?;
         Some(Self {
-            classes: classes(step, &rounded, &plan, shift)?,
+            classes: classes(step, &plan, shift)?,
             shift,
             bytes: plan.height,
             lower_bound,
@@ -121,10 +121,13 @@ impl Proposal {
     /// Leaves blocks that would end beyond `bytes` to the backend.
     pub(crate) fn limit(&mut self, bytes: usize) {
         let granules = bytes as u64 >> self.shift;
-        for slot in self.classes.iter_mut().flat_map(|class| &mut class.slots) {
-            if slot.is_some_and(|run| u64::from(run.start) + u64::from(run.length) > granules) {
-                *slot = None;
-                self.blocks -= 1;
+        for class in &mut self.classes {
+            let length = class.class.bytes().div_ceil(1 << self.shift);
+            for slot in &mut class.slots {
+                if slot.is_some_and(|start| u64::from(start) + length > granules) {
+                    *slot = None;
+                    self.blocks -= 1;
+                }
             }
         }
         self.bytes = self.bytes.min(granules << self.shift);
@@ -151,23 +154,21 @@ fn rounded(problem: &Problem, shift: u32) -> Problem {
     Problem { blocks: blocks.collect(), period: problem.period }
 }
 
-/// The plan's slots by class and number in the step; `None` where a run cannot be named in 32 bits.
-fn classes(step: &StepProblem, rounded: &Problem, plan: &Plan, shift: u32) -> Option<Vec<ClassSlots>> {
-    let mut by_class: HashMap<Class, Vec<Option<Run>>> = HashMap::new();
-    let mut put = |size: u64, align: u64, nth: u32, run: Option<Run>| {
+/// The plan's slots by class and number in the step; `None` where a granule cannot be named in 32 bits.
+fn classes(step: &StepProblem, plan: &Plan, shift: u32) -> Option<Vec<ClassSlots>> {
+    let mut by_class: HashMap<Class, Vec<Option<u32>>> = HashMap::new();
+    let mut put = |size: u64, align: u64, nth: u32, start: Option<u32>| {
         let class = Class::of(usize::try_from(size).ok()?, usize::try_from(align).ok()?)?;
         let slots = by_class.entry(class).or_default();
         let nth = nth as usize;
         if slots.len() <= nth {
             slots.resize(nth + 1, None);
         }
-        slots[nth] = run;
+        slots[nth] = start;
         Some(())
     };
-    for ((key, block), offset) in step.keys.iter().zip(&rounded.blocks).zip(&plan.offsets) {
-        let start = u32::try_from(offset >> shift).ok()?;
-        let length = u32::try_from(block.size >> shift).ok()?;
-        put(key.size, key.align, key.nth, Some(Run { start, length }))?;
+    for (key, offset) in step.keys.iter().zip(&plan.offsets) {
+        put(key.size, key.align, key.nth, Some(u32::try_from(offset >> shift).ok()?))?;
     }
     for key in &step.held {
         put(key.size, key.align, key.nth, None)?;

@@ -36,8 +36,20 @@ impl Class {
         if bytes > isize::MAX as usize - SIZE_STEP {
             return None;
         }
-        let rounded = (bytes + SIZE_STEP - 1) & !(SIZE_STEP - 1);
+        let rounded = Self::round(bytes);
         Some(Self(if align <= SIZE_STEP { rounded as u64 } else { rounded as u64 | u64::from(align.trailing_zeros()) }))
+    }
+
+    /// The class of a request at an alignment that every slot has; for a size no object can have, one that no plan
+    /// knows or that is 0.
+    #[inline(always)]
+    pub(crate) fn of_bytes(bytes: usize) -> Self {
+        Self(Self::round(bytes) as u64)
+    }
+
+    #[inline(always)]
+    fn round(bytes: usize) -> usize {
+        bytes.wrapping_add(SIZE_STEP - 1) & !(SIZE_STEP - 1)
     }
 
     /// The class as a number, never 0.
@@ -68,7 +80,8 @@ impl Class {
 /// backend.
 pub(crate) struct ClassSlots {
     pub(crate) class: Class,
-    pub(crate) slots: Vec<Option<Run>>,
+    /// The granule at which each slot starts; its length follows from the class.
+    pub(crate) slots: Vec<Option<u32>>,
 }
 
 /// How a request was answered.
@@ -82,6 +95,17 @@ pub(crate) enum Match {
     Busy,
     /// The plan does not know the class.
     Unknown,
+}
+
+/// The answer of [`Matcher::claim_quickly`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Quick {
+    /// The slot planned for the request.
+    Block(*mut u8),
+    /// Not served yet, but counted: the class's slots and the request's number, for [`Matcher::claim_counted`].
+    Counted(u64, u32),
+    /// Neither found nor counted.
+    Uncounted,
 }
 
 /// Allocations of planned classes in one step, served or not.
@@ -98,26 +122,25 @@ pub(crate) struct Matcher {
     spare: AtomicPtr<Table>,
 }
 
-/// One mapping: this header, then `class_capacity` classes, then `slot_capacity` slots. Never unmapped.
+/// One mapping: this header, then the classes, then the slots. Never unmapped; the header never changes.
 #[repr(C)]
 struct Table {
-    /// Power of two, fixed for the mapping.
-    class_capacity: u32,
-    /// Fixed for the mapping.
-    slot_capacity: u32,
+    /// Number of classes less 1; the number is a power of two.
+    class_mask: u32,
+    /// Number of slots less 1; the number is a power of two.
+    slot_mask: u32,
+    /// Bytes from the header to the first slot.
+    slots_at: usize,
 }
 
-#[repr(C)]
+#[repr(C, align(32))]
 struct ClassEntry {
     /// 0: empty.
     class: AtomicU64,
+    /// Index of the first slot, and in the high half the number of slots.
+    slots: AtomicU64,
     /// Allocations of this class in the running step.
     counter: AtomicU32,
-    /// Index of the first slot.
-    first: AtomicU32,
-    /// Number of slots.
-    count: AtomicU32,
-    _pad: u32,
 }
 
 impl Matcher {
@@ -130,23 +153,52 @@ impl Matcher {
         unsafe { self.current.load(Acquire).as_ref() }
     }
 
-    /// Looks up a request, counts it in its class and claims a slot for it.
-    #[inline]
-    pub(crate) fn claim(&self, arena: &Arena, class: Class) -> Match {
-        let Some(table) = self.table() else { return Match::Unknown };
-        let Some(entry) = table.find(class) else { return Match::Unknown };
+    /// Looks up a request, counts it in its class and claims the slot planned for it, if that is quickly done.
+    #[inline(always)]
+    pub(crate) fn claim_quickly(&self, arena: &Arena, class: Class) -> Quick {
+        let Some(table) = self.table() else { return Quick::Uncounted };
+        let entry = table.class(table.home(class));
+        // An empty entry has no slots, so a class of 0 finds none either.
+        if entry.class.load(Relaxed) != class.0 {
+            return Quick::Uncounted;
+        }
         let nth = entry.counter.fetch_add(1, Relaxed);
-        let count = entry.count.load(Relaxed);
-        if nth < count {
-            let slot = table.slot(entry.first.load(Relaxed).wrapping_add(nth)).load(Relaxed);
-            if let Some(block) = claim_slot(arena, slot, class) {
-                return Match::Slot(block);
-            }
-            if slot == 0 {
-                return Match::Unplanned;
+        let slots = entry.slots.load(Relaxed);
+        if nth < (slots >> 32) as u32 {
+            let start = table.slot((slots as u32).wrapping_add(nth)).load(Relaxed);
+            if let Some(block) = arena.claim_quickly(start, class.bytes() as usize) {
+                return Quick::Block(block);
             }
         }
-        table.claim_other(arena, entry, nth, count, class)
+        Quick::Counted(slots, nth)
+    }
+
+    /// Looks up a request, counts it in its class and claims a slot for it.
+    pub(crate) fn claim(&self, arena: &Arena, class: Class) -> Match {
+        let Some(entry) = self.table().and_then(|table| table.find(class)) else { return Match::Unknown };
+        let nth = entry.counter.fetch_add(1, Relaxed);
+        self.claim_counted(arena, class, entry.slots.load(Relaxed), nth)
+    }
+
+    /// Claims a slot for a request that was counted: the one planned for it, or else another of its class.
+    pub(crate) fn claim_counted(&self, arena: &Arena, class: Class, slots: u64, nth: u32) -> Match {
+        let Some(table) = self.table() else { return Match::Unknown };
+        let (first, count) = (slots as u32, (slots >> 32) as u32);
+        let slot = |at: u32| table.slot(first.wrapping_add(at)).load(Relaxed);
+        if nth < count && slot(nth) == NO_SLOT {
+            return Match::Unplanned;
+        }
+        let mut at = nth.min(count);
+        for _ in 0..count.min(OTHER_SLOTS_TRIED) {
+            if at >= count {
+                at = 0;
+            }
+            if let Some(block) = claim_slot(arena, slot(at), class) {
+                return Match::Slot(block);
+            }
+            at += 1;
+        }
+        Match::Busy
     }
 
     /// Puts a new plan in force. `false` where the system has no memory for its tables; the old plan stays then.
@@ -157,7 +209,7 @@ impl Matcher {
         let mut spare = self.spare.load(Relaxed);
         // SAFETY: null or a mapping made by `Table::map`.
         let fits = unsafe { spare.as_ref() }
-            .is_some_and(|table| table.class_capacity as usize >= capacity && table.slot_capacity as usize >= slots);
+            .is_some_and(|table| table.class_mask as usize + 1 >= capacity && table.slot_mask as usize + 1 >= slots);
         if !fits {
             // The smaller mapping stays behind for readers that are late; doubling bounds the sum of them.
             let Some(table) = Table::map(capacity, slots.next_power_of_two().max(1)) else { return false };
@@ -172,7 +224,7 @@ impl Matcher {
     /// Begins a new step: sets all counters to zero and returns what they had counted.
     pub(crate) fn next_step(&self) -> Seen {
         let mut seen = Seen::default();
-        for entry in self.table().map_or(&[][..], Table::classes) {
+        for entry in self.table().into_iter().flat_map(Table::classes) {
             let count = u64::from(entry.counter.swap(0, Relaxed));
             seen.allocations += count;
             seen.bytes += count * Class(entry.class.load(Relaxed)).bytes();
@@ -181,20 +233,14 @@ impl Matcher {
     }
 }
 
-/// A slot is two words in one, so that it is never read half-changed; 0 is none.
-fn pack(slot: Option<Run>) -> u64 {
-    slot.map_or(0, |run| u64::from(run.length) << 32 | u64::from(run.start))
-}
+/// Where a table has no slot: beyond every limit.
+const NO_SLOT: u32 = u32::MAX;
 
-#[inline]
-fn claim_slot(arena: &Arena, slot: u64, class: Class) -> Option<*mut u8> {
-    let run = Run { start: slot as u32, length: (slot >> 32) as u32 };
-    if (u64::from(run.length) << arena.shift()) < class.bytes() {
-        return None;
-    }
-    let block = arena.claim(run)?;
+fn claim_slot(arena: &Arena, start: u32, class: Class) -> Option<*mut u8> {
+    let length = u32::try_from(arena.granules_of(class.bytes() as usize)).ok()?;
+    let block = arena.claim(Run { start, length })?;
     // Only a table that is being rewritten under us proposes a slot of another alignment.
-    if block as usize & (class.align() as usize - 1) != 0 {
+    if !(block as usize).is_multiple_of(class.align() as usize) {
         arena.release(block as usize);
         return None;
     }
@@ -202,46 +248,53 @@ fn claim_slot(arena: &Arena, slot: u64, class: Class) -> Option<*mut u8> {
 }
 
 impl Table {
-    fn map(class_capacity: usize, slot_capacity: usize) -> Option<*mut Self> {
-        let bytes = size_of::<Self>() + class_capacity * size_of::<ClassEntry>() + slot_capacity * size_of::<AtomicU64>();
+    /// A table of at least these numbers of classes and slots, both powers of two.
+    fn map(classes: usize, slots: usize) -> Option<*mut Self> {
+        let slots_at = size_of::<ClassEntry>() * (classes + 1);
         let header = Self {
-            class_capacity: u32::try_from(class_capacity).ok()?,
-            slot_capacity: u32::try_from(slot_capacity).ok()?,
+            class_mask: u32::try_from(classes - 1).ok()?,
+            slot_mask: u32::try_from(slots - 1).ok()?,
+            slots_at,
         };
-        let table: *mut Self = os::map(bytes)?.cast();
+        let table: *mut Self = os::map(slots_at + slots * size_of::<AtomicU32>())?.cast();
         // SAFETY: a fresh mapping, page-aligned and large enough; zeros are valid entries.
         unsafe { table.write(header) };
         Some(table)
     }
 
-    #[inline]
-    fn classes(&self) -> &[ClassEntry] {
-        // SAFETY: the header is followed by `class_capacity` entries of the same mapping, zeroed or written as atomics.
-        unsafe { core::slice::from_raw_parts(ptr::from_ref(self).add(1).cast(), self.class_capacity as usize) }
+    /// All classes; the first lies where the header's own room, that of one entry, ends.
+    fn classes(&self) -> impl Iterator<Item = &ClassEntry> {
+        (0..=self.class_mask).map(|index| self.class(index))
     }
 
-    #[inline]
-    fn slot(&self, index: u32) -> &AtomicU64 {
-        let index = index.min(self.slot_capacity - 1) as usize;
-        // SAFETY: the slots follow the classes in the same mapping, and the index is below their number (at least 1).
-        unsafe { &*self.classes().as_ptr_range().end.cast::<AtomicU64>().add(index) }
+    #[inline(always)]
+    fn class(&self, index: u32) -> &ClassEntry {
+        let index = (index & self.class_mask) as usize;
+        // SAFETY: the header is followed by `class_mask + 1` entries, zeroed or written as atomics; a mapping is
+        // page-aligned.
+        unsafe { &*ptr::from_ref(self).cast::<ClassEntry>().add(1 + index) }
+    }
+
+    #[inline(always)]
+    fn slot(&self, index: u32) -> &AtomicU32 {
+        let index = (index & self.slot_mask) as usize;
+        // SAFETY: `slots_at` names the `slot_mask + 1` slots behind the classes in the same mapping.
+        unsafe { &*ptr::from_ref(self).byte_add(self.slots_at).cast::<AtomicU32>().add(index) }
     }
 
     /// Where a class is looked for first: the high bits of a product with an odd constant (Knuth, TAOCP 3, 6.4).
-    #[inline]
+    #[inline(always)]
     fn home(&self, class: Class) -> u32 {
-        ((class.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32) & (self.class_capacity - 1)
+        (class.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32
     }
 
-    #[inline]
+    #[inline(never)]
     fn find(&self, class: Class) -> Option<&ClassEntry> {
-        let classes = self.classes();
-        let mut index = self.home(class);
+        let home = self.home(class);
         // At most half of the entries are taken, so an empty one ends the search; the bound is for a table that is
         // being rewritten.
-        for _ in 0..self.class_capacity {
-            // SAFETY: `home` and the mask keep the index below `class_capacity`.
-            let entry = unsafe { classes.get_unchecked(index as usize) };
+        for step in 0..=self.class_mask {
+            let entry = self.class(home.wrapping_add(step));
             let found = entry.class.load(Relaxed);
             if found == class.0 {
                 return Some(entry);
@@ -249,45 +302,29 @@ impl Table {
             if found == 0 {
                 return None;
             }
-            index = (index + 1) & (self.class_capacity - 1);
         }
         None
-    }
-
-    /// Tries the class's other slots, beginning behind the proposed one.
-    #[cold]
-    fn claim_other(&self, arena: &Arena, entry: &ClassEntry, nth: u32, count: u32, class: Class) -> Match {
-        let first = entry.first.load(Relaxed);
-        let mut at = nth.min(count);
-        for _ in 0..count.min(OTHER_SLOTS_TRIED) {
-            at = if at + 1 < count { at + 1 } else { 0 };
-            if let Some(block) = claim_slot(arena, self.slot(first.wrapping_add(at)).load(Relaxed), class) {
-                return Match::Slot(block);
-            }
-        }
-        Match::Busy
     }
 
     fn fill(&self, classes: &[ClassSlots]) {
         for entry in self.classes() {
             entry.class.store(0, Relaxed);
+            entry.slots.store(0, Relaxed);
             entry.counter.store(0, Relaxed);
-            entry.count.store(0, Relaxed);
         }
         let mut next = 0;
         for class in classes {
             let first = next;
             for &slot in &class.slots {
-                self.slot(next).store(pack(slot), Relaxed);
+                self.slot(next).store(slot.unwrap_or(NO_SLOT), Relaxed);
                 next += 1;
             }
             let mut index = self.home(class.class);
-            while self.classes()[index as usize].class.load(Relaxed) != 0 {
-                index = (index + 1) & (self.class_capacity - 1);
+            while self.class(index).class.load(Relaxed) != 0 {
+                index = index.wrapping_add(1);
             }
-            let entry = &self.classes()[index as usize];
-            entry.first.store(first, Relaxed);
-            entry.count.store(next - first, Relaxed);
+            let entry = self.class(index);
+            entry.slots.store(u64::from(next - first) << 32 | u64::from(first), Relaxed);
             entry.class.store(class.class.0, Release);
         }
     }
@@ -316,13 +353,13 @@ mod tests {
         let arena: &'static Arena = crate::arena::tests_arena(12, 4096 * 64);
         let matcher = Matcher::empty();
         assert_eq!(matcher.claim(arena, class(40_000)), Match::Unknown);
-        let run = |start, length| Some(Run { start, length });
         assert!(matcher.install(&[
-            ClassSlots { class: class(40_000), slots: vec![run(0, 10), run(10, 10), None, run(20, 10)] },
-            ClassSlots { class: class(50_000), slots: vec![run(0, 13)] },
+            ClassSlots { class: class(40_000), slots: vec![Some(0), Some(10), None, Some(20)] },
+            ClassSlots { class: class(50_000), slots: vec![Some(0)] },
         ]));
         let at = |granule: usize| Match::Slot((arena.base() + granule * 4096) as *mut u8);
-        assert_eq!(matcher.claim(arena, class(40_000)), at(0));
+        let first = arena.base() as *mut u8;
+        assert_eq!(matcher.claim_quickly(arena, class(40_000)), Quick::Block(first));
         assert_eq!(matcher.claim(arena, class(50_000)), Match::Busy);
         assert_eq!(matcher.claim(arena, class(60_000)), Match::Unknown);
         assert_eq!(matcher.claim(arena, class(39_999)), at(10));
@@ -330,7 +367,7 @@ mod tests {
         assert_eq!(matcher.claim(arena, class(40_000)), at(20));
         assert_eq!(matcher.claim(arena, class(40_000)), Match::Busy);
         assert_eq!(matcher.next_step(), Seen { allocations: 6, bytes: 5 * class(40_000).bytes() + class(50_000).bytes() });
-        assert!(arena.release(arena.base() + 10 * 4096));
+        assert_eq!(arena.release(arena.base() + 10 * 4096), crate::arena::Released::Block);
         assert_eq!(matcher.claim(arena, class(40_000)), at(10), "its own slot is busy, another is free");
         assert_eq!(matcher.next_step().allocations, 1);
     }

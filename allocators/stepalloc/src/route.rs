@@ -6,32 +6,37 @@
 //! functions here, which are generic over the backend and used by [`StatisticAllocator`](crate::StatisticAllocator)
 //! and by the library that is preloaded.
 
-use crate::arena::{ARENA, GRANULE_MIN_SHIFT};
+use crate::arena::{ARENA, GRANULE_MIN_SHIFT, Released};
 use crate::backend::Backend;
-use crate::matcher::{Class, MATCHER, Match};
+use crate::matcher::{Class, MATCHER, Match, Quick};
 use crate::os;
 use crate::recorder::{Event, RECORDER};
 use crate::statistics::Counter;
 use core::cell::Cell;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 
 /// The least size in bytes that does not go to the backend at once. 0 until the allocator is first used, so that the
 /// first request comes here and names the backend.
-static THRESHOLD: AtomicUsize = AtomicUsize::new(0);
+pub static THRESHOLD: AtomicUsize = AtomicUsize::new(0);
 /// The threshold while there is nothing to plan or record: sizes from here on no object can have.
 const CLOSED: usize = isize::MAX as usize + 1;
-/// Bytes of the watched range, from the arena's base.
-static WATCHED: AtomicUsize = AtomicUsize::new(0);
-/// What the functions here do: a set of the flags below.
-static MODE: AtomicU8 = AtomicU8::new(0);
+/// The watched range, from its first address (negated, so that one addition gives an offset) to its length.
+pub static WATCHED_NEGATED: AtomicUsize = AtomicUsize::new(0);
+/// Bytes of the watched range.
+pub static WATCHED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-const SERVING: u8 = 1;
-const RECORDING: u8 = 2;
-const ATTACHED: u8 = 4;
+/// What the functions here do: a set of the flags below; above them the number of threads that are working for the
+/// allocator itself now, whose requests go to the backend unrecorded.
+static MODE: AtomicU32 = AtomicU32::new(0);
 
-/// Threads that are working for the allocator itself now. Their requests go to the backend, unrecorded.
-static WORKING: AtomicU32 = AtomicU32::new(0);
+const SERVING: u32 = 1;
+const RECORDING: u32 = 2;
+const ATTACHED: u32 = 4;
+const FLAGS: u32 = 7;
+const WORKER: u32 = 8;
+/// The mode of a planned process: a plan serves, nothing is recorded, nobody works inside.
+const PLANNED: u32 = SERVING | ATTACHED;
 
 std::thread_local! {
     /// True while this thread works for the allocator itself. One byte, no destructor.
@@ -68,7 +73,7 @@ pub fn threshold() -> usize {
 /// True for addresses that must be freed by [`deallocate`]; others are the backend's alone.
 #[inline(always)]
 pub fn watches(address: usize) -> bool {
-    address.wrapping_sub(ARENA.base()) < WATCHED.load(Relaxed)
+    address.wrapping_add(WATCHED_NEGATED.load(Relaxed)) < WATCHED_BYTES.load(Relaxed)
 }
 
 /// True for the address of every block in the arena.
@@ -84,17 +89,17 @@ pub fn usable_bytes(address: usize) -> usize {
 
 /// Opens or closes the ways here, by what the engine does now.
 pub(crate) fn set(serving: bool, recording: bool, min_bytes: usize) {
-    let mode = if serving { SERVING } else { 0 } | if recording { RECORDING } else { 0 };
-    MODE.store(mode | MODE.load(Relaxed) & ATTACHED, Release);
+    let flags = if serving { SERVING } else { 0 } | if recording { RECORDING } else { 0 };
+    let _ = MODE.fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING) | flags));
+    WATCHED_NEGATED.store(ARENA.base().wrapping_neg(), Release);
     let watched = if recording { usize::MAX } else if serving { ARENA.reserved() } else { 0 };
-    WATCHED.store(watched, Release);
-    THRESHOLD.store(if mode == 0 { CLOSED } else { min_bytes }, Release);
+    WATCHED_BYTES.store(watched, Release);
+    THRESHOLD.store(if flags == 0 { CLOSED } else { min_bytes }, Release);
 }
 
 /// Ends recording in a forked child, where nobody will read the log. Atomics only.
 pub(crate) fn stop_recording() {
-    MODE.fetch_and(!RECORDING, Release);
-    WORKING.store(0, Relaxed);
+    MODE.fetch_and(FLAGS & !RECORDING, Release);
 }
 
 /// True while a plan serves.
@@ -125,46 +130,101 @@ impl Attached {
 
 /// Runs `body` as work of the allocator itself: what this thread allocates meanwhile goes to the backend unrecorded.
 pub(crate) fn inside<R>(body: impl FnOnce() -> R) -> R {
-    WORKING.fetch_add(1, Relaxed);
+    MODE.fetch_add(WORKER, Relaxed);
     let before = INSIDE.replace(true);
     let result = body();
     INSIDE.set(before);
-    // A fork during `body` has set the child's count to zero.
-    let _ = WORKING.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+    MODE.fetch_sub(WORKER, Relaxed);
     result
 }
 
-/// What this request may be used for: a set of the flags above, empty for the allocator's own work.
-#[inline]
-fn mode<B: Backend>() -> u8 {
-    let mode = MODE.load(Relaxed);
+/// What a request of this thread may be used for: a set of the flags above, none for the allocator's own work.
+#[cold]
+fn flags<B: Backend>(mode: u32) -> u32 {
     if mode & ATTACHED == 0 {
         attach::<B>();
     }
-    if WORKING.load(Relaxed) != 0 && INSIDE.get() { 0 } else { mode }
+    if mode >= WORKER && INSIDE.get() { 0 } else { mode & FLAGS }
+}
+
+/// The flags, at little cost where a plan serves.
+#[inline(always)]
+fn mode<B: Backend>() -> u32 {
+    let mode = MODE.load(Relaxed);
+    if mode == PLANNED { PLANNED } else { flags::<B>(mode) }
 }
 
 /// A block of at least `size` bytes at `align`; null when there is no memory.
 ///
 /// # Safety
 /// `align` is a power of two.
-#[inline(never)]
-pub unsafe fn allocate<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
-    let mode = mode::<B>();
-    if mode & SERVING != 0
-        && let Some(block) = serve(size, align)
-    {
-        if zeroed {
-            // SAFETY: the arena's block holds `size` bytes and is the caller's alone.
-            unsafe { ptr::write_bytes(block, 0, size) };
+#[inline(always)]
+pub unsafe fn allocate<B: Backend>(size: usize, align: usize) -> *mut u8 {
+    if MODE.load(Relaxed) == PLANNED && align <= 1 << GRANULE_MIN_SHIFT {
+        match MATCHER.claim_quickly(&ARENA, Class::of_bytes(size)) {
+            Quick::Block(block) => return block,
+            // SAFETY: the caller's promise.
+            Quick::Counted(slots, nth) => return unsafe { allocate_counted::<B>(size, align, slots, nth) },
+            Quick::Uncounted => {}
         }
-        if mode & RECORDING != 0 {
-            record(block, size, align, None);
-        }
-        return block;
     }
     // SAFETY: the caller's promise.
-    let block = unsafe { if zeroed { B::allocate_zeroed(size, align) } else { B::allocate(size, align) } };
+    unsafe { allocate_otherwise::<B>(size, align, false) }
+}
+
+/// As [`allocate`], all zeros.
+///
+/// # Safety
+/// As for [`allocate`].
+#[cold]
+#[inline(never)]
+pub unsafe fn allocate_zeroed<B: Backend>(size: usize, align: usize) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe { allocate_otherwise::<B>(size, align, true) }
+}
+
+/// [`allocate`] of a request that was counted in its class, but not served.
+///
+/// # Safety
+/// As for [`allocate`]; `slots` and `nth` are the matcher's answer to this request.
+#[cold]
+#[inline(never)]
+unsafe fn allocate_counted<B: Backend>(size: usize, align: usize, slots: u64, nth: u32) -> *mut u8 {
+    let served = Class::of(size, 1)
+        .and_then(|class| found_or_gap(MATCHER.claim_counted(&ARENA, class, slots, nth), class));
+    // SAFETY: the caller's promise.
+    unsafe { served_or_backend::<B>(served, size, align, false) }
+}
+
+/// # Safety
+/// As for [`allocate`]; `served` is null-free, holds `size` bytes at `align`, and is the caller's alone.
+unsafe fn served_or_backend<B: Backend>(served: Option<*mut u8>, size: usize, align: usize, zeroed: bool) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match served {
+            Some(block) => {
+                if zeroed {
+                    ptr::write_bytes(block, 0, size);
+                }
+                block
+            }
+            None if zeroed => B::allocate_zeroed(size, align),
+            None => B::allocate(size, align),
+        }
+    }
+}
+
+/// [`allocate`] where no plan serves yet, or something is recorded, or the allocator itself asks.
+///
+/// # Safety
+/// As for [`allocate`].
+#[cold]
+#[inline(never)]
+unsafe fn allocate_otherwise<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+    let mode = mode::<B>();
+    let served = if mode & SERVING != 0 { serve(size, align) } else { None };
+    // SAFETY: the caller's promise.
+    let block = unsafe { served_or_backend::<B>(served, size, align, zeroed) };
     if mode & RECORDING != 0 {
         record(block, size, align, None);
     }
@@ -178,15 +238,21 @@ pub unsafe fn allocate<B: Backend>(size: usize, align: usize, zeroed: bool) -> *
 /// The block is live, and `size` and `align` are its own.
 #[inline(never)]
 pub unsafe fn deallocate<B: Backend>(block: *mut u8, size: usize, align: usize) {
-    let mode = MODE.load(Relaxed);
-    if mode & RECORDING != 0 && size >= threshold() && !(WORKING.load(Relaxed) != 0 && INSIDE.get()) {
-        RECORDER.log(Event::Free { address: block as usize });
+    // SAFETY: the caller's promise.
+    unsafe { free_moved::<B>(mode::<B>(), block, size, align) };
+}
+
+/// Frees a block of the arena without asking for its size; `false`, and nothing done, where the block is the backend's
+/// or must be recorded.
+#[inline]
+pub fn release_planned(block: *mut u8) -> bool {
+    if MODE.load(Relaxed) != PLANNED {
+        return false;
     }
-    if ARENA.contains(block as usize) {
-        release(block);
-    } else {
-        // SAFETY: the caller's promise; the block is not the arena's, so it is the backend's.
-        unsafe { B::deallocate(block, size, align) };
+    match ARENA.release(block as usize) {
+        Released::Block => true,
+        Released::Foreign => false,
+        Released::Invalid => invalid_free(block),
     }
 }
 
@@ -246,26 +312,31 @@ pub unsafe fn reallocate<B: Backend>(block: *mut u8, old_size: usize, align: usi
 
 /// # Safety
 /// As for [`deallocate`].
-unsafe fn free_moved<B: Backend>(mode: u8, block: *mut u8, size: usize, align: usize) {
+#[inline]
+unsafe fn free_moved<B: Backend>(mode: u32, block: *mut u8, size: usize, align: usize) {
     if mode & RECORDING != 0 && size >= threshold() {
         RECORDER.log(Event::Free { address: block as usize });
     }
-    if ARENA.contains(block as usize) {
-        release(block);
-    } else {
-        // SAFETY: the caller's promise.
-        unsafe { B::deallocate(block, size, align) };
+    match ARENA.release(block as usize) {
+        Released::Block => {}
+        // SAFETY: the caller's promise; the block is not the arena's, so it is the backend's.
+        Released::Foreign => unsafe { B::deallocate(block, size, align) },
+        Released::Invalid => invalid_free(block),
     }
 }
 
 /// A slot or a gap of the arena for a request, if there is one.
-#[inline]
 fn serve(size: usize, align: usize) -> Option<*mut u8> {
-    if size < threshold() || align > os::BASE_ALIGN {
+    if align > os::BASE_ALIGN {
         return None;
     }
     let class = Class::of(size, align)?;
-    match MATCHER.claim(&ARENA, class) {
+    found_or_gap(MATCHER.claim(&ARENA, class), class)
+}
+
+/// The block the matcher found, or a gap where it found none though it should have.
+fn found_or_gap(found: Match, class: Class) -> Option<*mut u8> {
+    match found {
         Match::Slot(block) => Some(block),
         Match::Unplanned => {
             MISSES.counted.add(class.bytes());
@@ -300,13 +371,6 @@ fn record(block: *mut u8, size: usize, align: usize, from: Option<(*mut u8, usiz
         }
         _ => Event::Allocate { address, class },
     });
-}
-
-#[inline]
-fn release(block: *mut u8) {
-    if !ARENA.release(block as usize) {
-        invalid_free(block);
-    }
 }
 
 /// No block of the arena starts there: it was freed twice, or never allocated. The C library ends the process then,

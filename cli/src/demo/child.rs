@@ -99,6 +99,7 @@ pub fn train(arguments: &Arguments) -> Result<(), ChildError> {
     faults.sort_unstable();
     let figures = json!({
         "step_ms_median": times.get(times.len() / 2),
+        "step_ms_quartiles": [times.get(times.len() / 4), times.get(times.len() * 3 / 4)],
         "minor_faults_median": faults.get(faults.len() / 2),
         "minor_faults_max": faults.last(),
         "vm_rss_bytes": kibibytes(&resident, "VmRSS:"),

@@ -34,6 +34,9 @@ pub const CHILD: &str = "demo-child";
 const START: u32 = 5;
 /// Collecting ends after one more stable step than this.
 const STABLE: u32 = 3;
+/// Or when more than this many steps were collected: the tensor library's threads take turns as they please, and on a
+/// busy machine some steps in a row may all bring an order not seen before.
+const MAX: u32 = 20;
 /// The network learns no more after this many passes (97.5 % of the test images), and two slow cores need a minute.
 const EPOCHS: u32 = 20;
 /// Threads of the tensor library: the same on every machine, so that the figures can be compared.
@@ -54,7 +57,7 @@ pub struct Arguments {
     /// Write all figures as JSON; - is standard output, in place of the table
     #[arg(long, value_name = "F")]
     json: Option<PathBuf>,
-    /// Passes over the training images in each process; with fewer than 5 the plan is not made in time
+    /// Passes over the training images in each process; with fewer than 12 the plan may come too late to be measured
     #[arg(long, value_name = "N", default_value_t = EPOCHS, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     epochs: u32,
 }
@@ -118,7 +121,7 @@ impl Configuration {
             .env("ENABLE_MEMORY_OPTIMIZATION", if self.planned { "1" } else { "0" })
             .env("START_STATISTIC_STEP", START.to_string())
             .env("STABLE_STATISTIC_STEP", STABLE.to_string())
-            .env_remove("MAX_STATISTIC_STEP")
+            .env("MAX_STATISTIC_STEP", MAX.to_string())
             .env("RAYON_NUM_THREADS", THREADS)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Instructions per allocate/free pair, counted by callgrind: what the statistic allocator adds to its backend for small
+# blocks, and what a planned pair costs in all (the loop itself is subtracted). Needs valgrind. Prints CSV.
+#   benches/instructions.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo build --quiet --release -p stepalloc-benches -p stepalloc-preload
+target=${CARGO_TARGET_DIR:-target}/release
+export STABLE_STATISTIC_STEP=1
+
+count() { # way backend size phase
+  local preload=""
+  [ "$1" = c ] && preload=$(realpath "$target/libstepalloc.so")
+  LD_PRELOAD=$preload STEPALLOC_BACKEND=$2 valgrind --tool=callgrind --callgrind-out-file=/dev/null \
+    --toggle-collect=measured_pairs "$target/pairs" "$1" "$2" "$3" "$4" 5000 2>&1 |
+    awk -v loop="${5:-0}" '/Collected/ { printf "%.1f", $NF / 5000 - loop }'
+}
+
+echo "interface,backend,bytes,phase,backend alone,stepalloc,more"
+for backend in glibc jemalloc mimalloc; do
+  for way in rust c; do
+    loop=$(count nothing $way 64 waiting)
+    bare=bare; [ $way = c ] && bare=bare-c
+    for case in "64 waiting" "64 planned" "1024 waiting" "1024 planned" "65536 planned" "1048576 planned"; do
+      read -r size phase <<<"$case"
+      alone=$(count $bare $backend "$size" waiting "$loop")
+      start=1; [ "$phase" = waiting ] && start=1000000
+      ours=$(START_STATISTIC_STEP=$start count $way $backend "$size" "$phase" "$loop")
+      echo "$way,$backend,$size,$phase,$alone,$ours,$(awk -v a="$alone" -v b="$ours" 'BEGIN { printf "%.1f", b - a }')"
+    done
+  done
+done

@@ -1,0 +1,144 @@
+//! A loop of allocate/free pairs, for `instructions.sh` to count under callgrind.
+//!
+//! `pairs WAY BACKEND SIZE PHASE COUNT`: WAY is `bare` (the backend alone), `rust` (`StatisticAllocator`) or `c`
+//! (malloc and free of what is preloaded) or `bare-c` (the backend's own malloc and free) or `nothing` (the loop alone, of BACKEND `rust` or `c`); PHASE is `waiting`,
+//! `collecting` or `planned`. First the phase is reached by steps of 5000 pairs; then COUNT pairs are made in one more
+//! step, at most as many, so that each finds the slot planned for it.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::hint::black_box;
+use std::marker::PhantomData;
+use stepalloc::{Backend, Glibc, Jemalloc, Mimalloc, Phase, StatisticAllocator};
+
+/// One pair of a way to allocate.
+type Pair = fn(usize);
+
+/// Pairs a step.
+const STEP: u64 = 5000;
+
+fn rust(size: usize, allocator: &impl GlobalAlloc) {
+    let layout = Layout::from_size_align(size, 16).expect("a small size");
+    // SAFETY: the size is not 0; the block is freed once, with its layout.
+    unsafe { allocator.dealloc(black_box(allocator.alloc(black_box(layout))), black_box(layout)) }
+}
+
+/// The backend without us, called as a Rust program would.
+struct Bare<B>(PhantomData<fn() -> B>);
+
+// SAFETY: the backend keeps GlobalAlloc's contract by that of `Backend`.
+unsafe impl<B: Backend> GlobalAlloc for Bare<B> {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: a layout's alignment is a power of two.
+        unsafe { B::allocate(layout.size(), layout.align()) }
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { B::deallocate(block, layout.size(), layout.align()) }
+    }
+}
+
+/// Allocates nothing: what is left is the loop.
+struct Nothing;
+
+// SAFETY: not an allocator at all, but `rust` never uses what it gets.
+unsafe impl GlobalAlloc for Nothing {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        layout.size() as *mut u8
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        black_box((block, layout.size()));
+    }
+}
+
+fn pair(way: &str, backend: &str) -> Option<Pair> {
+    Some(match (way, backend) {
+        ("bare", "glibc") => |size| rust(size, &const { Bare::<Glibc>(PhantomData) }),
+        ("bare", "jemalloc") => |size| rust(size, &const { Bare::<Jemalloc>(PhantomData) }),
+        ("bare", "mimalloc") => |size| rust(size, &const { Bare::<Mimalloc>(PhantomData) }),
+        ("rust", "glibc") => |size| rust(size, &const { StatisticAllocator::new(Glibc) }),
+        ("rust", "jemalloc") => |size| rust(size, &const { StatisticAllocator::new(Jemalloc) }),
+        ("rust", "mimalloc") => |size| rust(size, &const { StatisticAllocator::new(Mimalloc) }),
+        // SAFETY: malloc's own block is freed once.
+        ("c", _) => |size| unsafe { libc::free(black_box(libc::malloc(black_box(size)))) },
+        // SAFETY: as above.
+        ("bare-c", "glibc") => |size| unsafe { libc::free(black_box(libc::malloc(black_box(size)))) },
+        // SAFETY: as above.
+        ("bare-c", "jemalloc") => |size| unsafe {
+            tikv_jemalloc_sys::free(black_box(tikv_jemalloc_sys::malloc(black_box(size))));
+        },
+        // SAFETY: as above.
+        ("bare-c", "mimalloc") => |size| unsafe {
+            libmimalloc_sys::mi_free(black_box(libmimalloc_sys::mi_malloc(black_box(size))));
+        },
+        ("nothing", "c") => |size| {
+            black_box(black_box(black_box(size) as *mut u8));
+        },
+        ("nothing", "rust") => |size| rust(size, &Nothing),
+        _ => return None,
+    })
+}
+
+/// How this process marks steps and asks for its phase: by the library that is preloaded, if there is one.
+fn steps(way: &str) -> (fn(), Box<dyn Fn() -> i32>) {
+    if way != "c" {
+        return (stepalloc::boundary, Box::new(|| stepalloc::phase() as i32));
+    }
+    // SAFETY: the names end with nul bytes; the functions have these types (libstepalloc.so's C ABI).
+    unsafe {
+        let step = libc::dlsym(libc::RTLD_DEFAULT, c"stepalloc_step".as_ptr());
+        let phase = libc::dlsym(libc::RTLD_DEFAULT, c"stepalloc_phase".as_ptr());
+        assert!(!step.is_null() && !phase.is_null(), "the way `c` wants libstepalloc.so preloaded");
+        let step = std::mem::transmute::<*mut libc::c_void, extern "C" fn()>(step);
+        let phase = std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> i32>(phase);
+        C_STEP.set(step).expect("set once");
+        (|| C_STEP.get().expect("set above")(), Box::new(move || phase()))
+    }
+}
+
+static C_STEP: std::sync::OnceLock<extern "C" fn()> = std::sync::OnceLock::new();
+
+fn main() {
+    let usage = "pairs bare|bare-c|rust|c|nothing glibc|jemalloc|mimalloc|rust|c SIZE waiting|collecting|planned COUNT";
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, way, backend, size, phase, count] = &arguments[..] else { panic!("usage: {usage}") };
+    let (Some(pair), Ok(size), Ok(count)) = (pair(way, backend), size.parse(), count.parse::<u64>()) else {
+        panic!("usage: {usage}");
+    };
+    let wanted = match phase.as_str() {
+        "waiting" => Phase::Waiting,
+        "collecting" => Phase::Collecting,
+        "planned" => Phase::Planned,
+        _ => panic!("usage: {usage}"),
+    };
+    if way.starts_with("bare") || way == "nothing" {
+        (0..STEP).for_each(|_| pair(size));
+        measured_pairs(pair, size, count);
+        return;
+    }
+    let (step, now) = steps(way);
+    for _ in 0..1000 {
+        step();
+        if now() == wanted as i32 {
+            break;
+        }
+        (0..STEP).for_each(|_| pair(size));
+    }
+    assert_eq!(now(), wanted as i32, "the phase asked for is not reached: set START_STATISTIC_STEP and the others");
+    if wanted != Phase::Planned || size < 32 << 10 {
+        (0..STEP).for_each(|_| pair(size));
+    }
+    measured_pairs(pair, size, count.min(STEP));
+}
+
+/// What callgrind counts (`--toggle-collect`).
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn measured_pairs(pair: Pair, size: usize, count: u64) {
+    (0..count).for_each(|_| pair(size));
+}

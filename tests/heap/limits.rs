@@ -1,0 +1,254 @@
+//! Where there is less than a plan wants, and where a process becomes two.
+
+use crate::process::{self, scenario};
+use crate::shadow::{Block, disjoint};
+use crate::test_name;
+use std::alloc::{Layout, alloc, dealloc};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use stepalloc::Phase;
+
+const MIB: usize = 1 << 20;
+const STEPS: [(&str, &str); 3] =
+    [("START_STATISTIC_STEP", "3"), ("STABLE_STATISTIC_STEP", "2"), ("MAX_STATISTIC_STEP", "20")];
+
+fn block(size: usize) -> Block {
+    Block::new(size, 64, false).expect("memory")
+}
+
+#[test]
+fn the_arena_stays_within_its_bound_and_the_backend_serves_the_rest() {
+    let settings: Vec<_> = STEPS.into_iter().chain([("STEPALLOC_MAX_ARENA", "1000000")]).collect();
+    scenario(test_name!(the_arena_stays_within_its_bound_and_the_backend_serves_the_rest), &settings, || {
+        let mut arena = 0;
+        for _ in 0..30 {
+            stepalloc::boundary();
+            let blocks: Vec<_> = (0..10).map(|number| block(200_000 + 1_000 * number)).collect();
+            disjoint(blocks.iter()).expect("live blocks");
+            arena = blocks.iter().filter(|block| block.is_in_arena()).count();
+            blocks.into_iter().try_for_each(Block::free).expect("as it was");
+        }
+        let statistics = stepalloc::statistics();
+        assert_eq!(statistics.phase, Phase::Planned);
+        assert!(statistics.lower_bound_bytes >= 2_000_000 && statistics.arena_bytes <= 1_000_000, "{statistics:?}");
+        assert!((3..=4).contains(&arena), "{arena} of 10 blocks fit");
+        assert_eq!(statistics.planned_blocks as usize, arena, "blocks with a slot");
+    });
+}
+
+#[test]
+fn an_arena_bound_of_nothing_leaves_everything_to_the_backend() {
+    let settings: Vec<_> = STEPS.into_iter().chain([("STEPALLOC_MAX_ARENA", "0")]).collect();
+    scenario(test_name!(an_arena_bound_of_nothing_leaves_everything_to_the_backend), &settings, || {
+        for _ in 0..60 {
+            stepalloc::boundary();
+            let mut block = block(200_000);
+            assert!(!block.is_in_arena());
+            block.resize(300_000).expect("kept");
+            block.free().expect("as it was");
+        }
+        assert_eq!(stepalloc::statistics().arena_bytes, 0);
+    });
+}
+
+/// Address space of this process in bytes.
+fn address_space() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("/proc is mounted");
+    pages.split(' ').next().and_then(|pages| pages.parse::<usize>().ok()).expect("a number of pages") * 4096
+}
+
+fn limit_address_space(bytes: Option<usize>) {
+    let soft = bytes.map_or(libc::RLIM_INFINITY, |bytes| bytes as u64);
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the structure is read only.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+}
+
+/// Mappings of the log and what else a process may need beside its blocks.
+const BESIDE: usize = 80 * MIB;
+
+#[test]
+fn where_no_arena_can_be_reserved_the_backend_serves_and_a_later_plan_succeeds() {
+    let name = test_name!(where_no_arena_can_be_reserved_the_backend_serves_and_a_later_plan_succeeds);
+    scenario(name, &STEPS, || {
+        // Alive at every boundary, and larger than what is left then.
+        let mut large: Option<Block> = None;
+        let block_of = || Block::new(5 * MIB, 64, false);
+        block_of().and_then(Block::free).expect("memory");
+        let mut step = |blocks: &mut Vec<Block>| {
+            stepalloc::boundary();
+            blocks.drain(..).try_for_each(Block::free).expect("as it was");
+            large.take().map_or(Ok(()), Block::free).expect("as it was");
+            blocks.extend((0..20).map(|_| block_of().expect("the backend has room")));
+            large = Some(block_of().expect("the backend has room"));
+        };
+        let mut blocks = Vec::with_capacity(20);
+        limit_address_space(Some(address_space() + BESIDE + 130 * MIB));
+        for _ in 0..40 {
+            step(&mut blocks);
+        }
+        let statistics = stepalloc::statistics();
+        assert!(statistics.failed_plans > 0, "{statistics:?}");
+        assert_eq!((statistics.plans, statistics.phase, statistics.arena_bytes), (0, Phase::Waiting, 0));
+        limit_address_space(None);
+        for _ in 0..200 {
+            step(&mut blocks);
+        }
+        let statistics = stepalloc::statistics();
+        println!("figures: failed_plans={} plans={}", statistics.failed_plans, statistics.plans);
+        assert_eq!((statistics.plans, statistics.phase), (1, Phase::Planned), "{statistics:?}");
+        assert_eq!(statistics.last_steps.fallback_allocations, 0, "{statistics:?}");
+        assert!(blocks.iter().all(Block::is_in_arena));
+        blocks.into_iter().chain(large).try_for_each(Block::free).expect("as it was");
+    });
+}
+
+#[test]
+fn a_plan_that_fails_keeps_no_address_space() {
+    const SIZE: usize = 1 << 30;
+    scenario(test_name!(a_plan_that_fails_keeps_no_address_space), &STEPS, || {
+        let layout = Layout::from_size_align(SIZE, 16).expect("a legal layout");
+        let mut kept = None;
+        for _ in 0..60 {
+            // The range itself can be reserved, the megabyte of its table cannot.
+            limit_address_space(Some(address_space() + SIZE + 5 * MIB / 2));
+            let before = address_space();
+            stepalloc::boundary();
+            if stepalloc::statistics().failed_plans > 0 && kept.is_none() {
+                kept = Some(address_space().saturating_sub(before));
+            }
+            limit_address_space(None);
+            // SAFETY: not 0 bytes, never touched, freed with its layout.
+            unsafe {
+                let block = alloc(layout);
+                assert!(!block.is_null());
+                dealloc(block, layout);
+            }
+        }
+        let kept = kept.expect("the limit makes a plan fail");
+        assert!(kept < 4 * MIB, "a plan that could not be put in force kept {} MiB of address space", kept / MIB);
+    });
+}
+
+/// Runs `child` in a forked process; the reason why it failed, if it did.
+fn in_fork(child: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    // SAFETY: the child calls what is promised to work after a fork, and ends without returning.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+        let code = match &result {
+            Ok(Ok(())) => 0,
+            Ok(Err(error)) => {
+                eprintln!("in the forked child: {error}");
+                1
+            }
+            Err(_) => 2,
+        };
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(code) };
+    }
+    assert!(pid > 0, "fork failed");
+    // A child that waits for a lock nobody holds any more would wait for ever.
+    for _ in 0..30_000 {
+        let mut status = 0;
+        // SAFETY: our own child.
+        if unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } == pid {
+            return if status == 0 { Ok(()) } else { Err(format!("wait status {status:#x}")) };
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // SAFETY: our own child, not waited for yet.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    Err("the child hung for 30 s".into())
+}
+
+/// Blocks of one step.
+fn some_blocks(blocks: &mut Vec<Block>) -> Result<(), String> {
+    for size in [40_000, 50_000, 60_000, 400_000, 500] {
+        blocks.push(Block::new(size, 64, true)?);
+    }
+    Ok(())
+}
+
+/// What a forked child does: frees the copies of its parent's blocks, and goes on for some steps of its own, long
+/// enough to be planned anew.
+fn live_on(mut blocks: Vec<Block>) -> Result<(), String> {
+    for _ in 0..40 {
+        disjoint(blocks.iter())?;
+        stepalloc::boundary();
+        blocks.drain(..).try_for_each(Block::free)?;
+        some_blocks(&mut blocks)?;
+        blocks[1].resize(70_000)?;
+    }
+    let statistics = stepalloc::statistics();
+    if statistics.phase != Phase::Planned || statistics.last_steps.planned_allocations == 0 {
+        return Err(format!("not planned: {statistics:?}"));
+    }
+    blocks.into_iter().try_for_each(Block::free)
+}
+
+#[test]
+fn a_child_forked_in_any_phase_lives_on_and_so_does_its_parent() {
+    let name = test_name!(a_child_forked_in_any_phase_lives_on_and_so_does_its_parent);
+    if process::is_child(name) {
+        let mut forked = [0; 3];
+        let mut blocks = Vec::with_capacity(16);
+        for step in 0..16 {
+            stepalloc::boundary();
+            some_blocks(&mut blocks).expect("memory");
+            let phase = stepalloc::phase();
+            forked[phase as usize] += 1;
+            // In the child the vector is a copy, whose blocks are the child's own.
+            let copy = std::mem::take(&mut blocks);
+            // SAFETY: the value is used twice, but in two processes: the parent's copy below, the child's in it.
+            let child = unsafe { std::ptr::read(&copy) };
+            let child = std::mem::ManuallyDrop::new(child);
+            in_fork(|| live_on(std::mem::ManuallyDrop::into_inner(child)))
+                .unwrap_or_else(|error| panic!("forked in step {step}, {phase}: {error}"));
+            blocks = copy;
+            disjoint(blocks.iter()).expect("live blocks");
+            blocks.drain(..).try_for_each(Block::free).expect("as it was");
+        }
+        assert!(forked.iter().all(|&count| count > 0), "{forked:?}");
+        assert_eq!(stepalloc::statistics().steps, 16, "the children's steps are their own");
+        return;
+    }
+    for backend in ["glibc", "jemalloc", "mimalloc"] {
+        let settings: Vec<_> = STEPS.into_iter().chain([("STEPALLOC_BACKEND", backend)]).collect();
+        process::run(name, &settings);
+    }
+}
+
+#[test]
+fn a_child_forked_while_other_threads_allocate_and_end_steps_lives_on() {
+    let name = test_name!(a_child_forked_while_other_threads_allocate_and_end_steps_lives_on);
+    if !process::is_child(name) {
+        // mimalloc itself promises nothing to children of processes with threads.
+        for backend in ["glibc", "jemalloc"] {
+            let settings: Vec<_> = STEPS.into_iter().chain([("STEPALLOC_BACKEND", backend)]).collect();
+            process::run(name, &settings);
+        }
+        return;
+    }
+    Block::new(1, 1, false).and_then(Block::free).expect("memory");
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut blocks = Vec::with_capacity(16);
+                while !ended.load(Relaxed) {
+                    stepalloc::boundary();
+                    some_blocks(&mut blocks).expect("memory");
+                    blocks.drain(..).try_for_each(Block::free).expect("as it was");
+                }
+            });
+        }
+        for number in 0..60 {
+            in_fork(|| live_on(Vec::with_capacity(16))).unwrap_or_else(|error| {
+                eprintln!("fork {number}: {error}");
+                std::process::exit(1);
+            });
+        }
+        ended.store(true, Relaxed);
+    });
+    assert!(stepalloc::statistics().plans > 0);
+}

@@ -1,0 +1,221 @@
+//! Eight threads run programs of operations through every phase: waiting, collecting, planned, and planned while the
+//! needs are collected again.
+//!
+//! A run is a row of *segments*. In each one the threads repeat their programs step by step; from one to the next the
+//! programs change a little, or altogether, the threads are new ones and fewer or more, and meet at boundaries or not.
+
+use crate::process;
+use crate::program::{MIN_BYTES_SETTING, Operation, Places, change_sizes, perturb, program};
+use crate::shadow::{Block, Random, disjoint};
+use crate::{scaled, test_name};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Barrier, Mutex};
+use std::time::Instant;
+use stepalloc::Phase;
+
+const THREADS: usize = 8;
+const PLACES: usize = 48;
+/// Operations of a thread's step.
+const LENGTH: usize = 260;
+/// Calls of the allocator asked for, over all backends.
+const CALLS: u64 = 10_000_000;
+/// Steps before collecting begins.
+const WAITING: u64 = 60;
+const BACKENDS: [&str; 3] = ["glibc", "jemalloc", "mimalloc"];
+
+/// What the engine does, as the four cases tests tell apart.
+const CASES: [&str; 4] = ["waiting", "collecting", "planned", "collecting_again"];
+
+#[test]
+fn ten_million_operations_on_eight_threads_keep_every_byte_in_every_phase() {
+    let name = test_name!(ten_million_operations_on_eight_threads_keep_every_byte_in_every_phase);
+    if process::is_child(name) {
+        return run_segments();
+    }
+    let mut calls = [0; CASES.len()];
+    for backend in BACKENDS {
+        let waiting = WAITING.to_string();
+        let said = process::run(
+            name,
+            &[
+                ("STEPALLOC_BACKEND", backend),
+                ("START_STATISTIC_STEP", &waiting),
+                ("STABLE_STATISTIC_STEP", "2"),
+                ("MAX_STATISTIC_STEP", "30"),
+                MIN_BYTES_SETTING,
+            ],
+        );
+        for (calls, case) in calls.iter_mut().zip(CASES) {
+            *calls += said.figure(case);
+        }
+    }
+    let total: u64 = calls.iter().sum();
+    println!("{total} operations: {CASES:?} {calls:?}{}", if cfg!(debug_assertions) { " (debug: scaled down)" } else { "" });
+    assert!(total >= scaled(CALLS), "{total} operations");
+    for (calls, case) in calls.into_iter().zip(CASES) {
+        assert!(calls >= scaled(100_000), "{calls} operations while {case}");
+    }
+}
+
+/// What the threads of a run share.
+struct Shared {
+    /// Blocks given to a thread, by thread.
+    given: [Mutex<Vec<Block>>; THREADS],
+    /// Calls of the allocator by case.
+    calls: [AtomicU64; CASES.len()],
+    /// The case now, set after each boundary.
+    case: AtomicUsize,
+}
+
+/// The case that the engine is in.
+fn case() -> usize {
+    // Outside the arena; it is watched only while needs are recorded.
+    let records = stepalloc::route::watches(0);
+    match stepalloc::phase() {
+        Phase::Waiting => 0,
+        Phase::Collecting => 1,
+        Phase::Planned => 2 + usize::from(records),
+    }
+}
+
+/// A thread's own state, which outlives the thread.
+struct Worker {
+    number: usize,
+    program: Vec<Operation>,
+    places: Places,
+}
+
+fn run_segments() {
+    let began = Instant::now();
+    let mut random = Random::new(0x5702);
+    let shared = Shared {
+        given: [const { Mutex::new(Vec::new()) }; THREADS],
+        calls: [const { AtomicU64::new(0) }; CASES.len()],
+        case: AtomicUsize::new(0),
+    };
+    let mut workers: Vec<_> = (0..THREADS)
+        .map(|number| Worker {
+            number,
+            program: program(&mut random, LENGTH, PLACES, THREADS),
+            places: Places::new(PLACES),
+        })
+        .collect();
+    let wanted = scaled(CALLS / BACKENDS.len() as u64 + CALLS / 60);
+    let mut segment = 0;
+    // In debug builds few calls are enough, but the phases take their steps.
+    while shared.calls.iter().map(|calls| calls.load(Relaxed)).sum::<u64>() < wanted
+        || stepalloc::statistics().plans < 3
+    {
+        assert!(segment < 400, "no third plan in {segment} segments: {:?}", stepalloc::statistics());
+        // The first segment is waiting and the first collecting; later ones are as long as a plan's patience.
+        let steps = if segment == 0 { WAITING + 40 } else { 40 };
+        let threads = [8, 8, 3, 8, 1, 6][segment % 6];
+        let meets = segment % 4 != 3;
+        run_segment(&shared, &mut workers[..threads], steps, meets);
+        verify(&workers, &shared);
+        for worker in &mut workers {
+            match segment % 4 {
+                1 => change_sizes(&mut worker.program, &mut random),
+                2 => worker.program = program(&mut random, LENGTH, PLACES, THREADS),
+                _ => perturb(&mut worker.program, &mut random, 20, PLACES, THREADS),
+            }
+        }
+        segment += 1;
+    }
+    let statistics = stepalloc::statistics();
+    for worker in &mut workers {
+        for block in worker.places.blocks.drain(..).flatten() {
+            block.free().expect("as it was");
+        }
+    }
+    for given in &shared.given {
+        for block in given.lock().expect("no thread panicked").drain(..) {
+            block.free().expect("as it was");
+        }
+    }
+    let (sizes, arena) = workers
+        .iter()
+        .fold((0, 0), |sum, worker| (sum.0 + worker.places.planned_size, sum.1 + worker.places.in_arena));
+    let calls: Vec<_> = shared.calls.iter().map(|calls| calls.load(Relaxed)).collect();
+    println!(
+        "figures: waiting={} collecting={} planned={} collecting_again={} segments={segment} steps={} plans={} \
+         failed_plans={} blocks_of_planned_size={sizes} in_arena={arena} arena_bytes={} ms={}",
+        calls[0],
+        calls[1],
+        calls[2],
+        calls[3],
+        statistics.steps,
+        statistics.plans,
+        statistics.failed_plans,
+        statistics.arena_bytes,
+        began.elapsed().as_millis(),
+    );
+    assert_eq!(statistics.phase, Phase::Planned);
+    assert!(statistics.planned_at_step.is_some() && statistics.last_steps.planned_allocations > 0);
+    assert_eq!(statistics.failed_plans, 0);
+    assert!(arena * 4 >= sizes, "only {arena} of {sizes} blocks of planned size lay in the arena");
+}
+
+/// All workers repeat their programs, each in a thread of its own; the first says where steps end.
+fn run_segment(shared: &Shared, workers: &mut [Worker], steps: u64, meets: bool) {
+    let barrier = Barrier::new(workers.len());
+    let barrier = &barrier;
+    std::thread::scope(|scope| {
+        for worker in workers {
+            scope.spawn(move || {
+                for _ in 0..steps {
+                    if meets {
+                        barrier.wait();
+                    }
+                    if worker.number == 0 {
+                        stepalloc::boundary();
+                        shared.case.store(case(), Relaxed);
+                    }
+                    if meets {
+                        barrier.wait();
+                    }
+                    worker.step(shared).unwrap_or_else(|error| {
+                        // A barrier would wait for this thread for ever.
+                        eprintln!("thread {} in case {}: {error}", worker.number, CASES[shared.case.load(Relaxed)]);
+                        std::process::exit(1);
+                    });
+                }
+            });
+        }
+    });
+}
+
+impl Worker {
+    fn step(&mut self, shared: &Shared) -> Result<(), String> {
+        for &operation in &self.program {
+            let calls = self.places.calls;
+            let number = self.number;
+            self.places.run(
+                operation,
+                |thread, block| lock(&shared.given[thread]).push(block),
+                || std::mem::take(&mut *lock(&shared.given[number])),
+            )?;
+            // With threads that do not meet, the case may change within a step.
+            shared.calls[shared.case.load(Relaxed)].fetch_add(self.places.calls - calls, Relaxed);
+        }
+        // A sample of what stays alive: all of it is checked when it goes, and between segments.
+        let places = self.places.blocks.len();
+        let at = (self.places.calls % places as u64) as usize;
+        self.places.blocks[at].as_ref().map_or(Ok(()), Block::check)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().expect("no thread panicked")
+}
+
+/// No thread runs: every byte of every live block is compared, and every range with every other.
+fn verify(workers: &[Worker], shared: &Shared) {
+    let given: Vec<_> = shared.given.iter().map(lock).collect();
+    let blocks = || {
+        let own = workers.iter().flat_map(|worker| worker.places.blocks.iter().flatten());
+        own.chain(given.iter().flat_map(|given| given.iter()))
+    };
+    disjoint(blocks()).expect("live blocks");
+    blocks().for_each(|block| block.check().expect("a live block"));
+}

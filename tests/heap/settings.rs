@@ -1,0 +1,168 @@
+//! Bad settings cost one line each and nothing else; the statistics signal answers.
+
+use crate::process::{self, Said, scenario};
+use crate::shadow::Block;
+use crate::test_name;
+use stepalloc::Settings;
+
+/// A variable, values that are none for it, and the default as its line must name it.
+const BAD: [(&str, &[&str], &str); 9] = [
+    ("ENABLE_MEMORY_OPTIMIZATION", &["yes", "2", ""], "1"),
+    ("START_STATISTIC_STEP", &["soon", "-1", "1.5", "18446744073709551616"], "100"),
+    ("STABLE_STATISTIC_STEP", &["few", " 3"], "10"),
+    ("MAX_STATISTIC_STEP", &["", "1e3"], "100"),
+    ("STEPALLOC_MIN_BYTES", &["32k", "1023"], "32768"),
+    ("STEPALLOC_MAX_ARENA", &["-5", "1GiB"], "no limit"),
+    ("STEPALLOC_HUGEPAGES", &["true", "-1"], "0"),
+    ("STEPALLOC_STATS_SIGNAL", &["USR3", "", "SIGKILL", "10"], "no signal"),
+    ("STEPALLOC_BACKEND", &["tcmalloc", "", "GLIBC"], "glibc"),
+];
+
+/// What the allocator said on standard error.
+fn lines(said: &Said) -> Vec<&str> {
+    said.err.lines().filter(|line| line.starts_with("stepalloc: ")).collect()
+}
+
+/// The line that a bad value must cost.
+fn names(line: &str, variable: &str, value: &str, default: &str) -> bool {
+    line.starts_with(&format!("stepalloc: {variable}={value}: ")) && line.ends_with(&format!("default, {default}"))
+}
+
+#[test]
+fn each_bad_setting_costs_one_line_and_the_default_is_used() {
+    let name = test_name!(each_bad_setting_costs_one_line_and_the_default_is_used);
+    if process::is_child(name) {
+        return use_everything();
+    }
+    for (variable, values, default) in BAD {
+        for value in values {
+            let said = process::run(name, &[(variable, value)]);
+            let lines = lines(&said);
+            assert_eq!(lines.len(), 1, "{variable}={value}: {lines:?}");
+            assert!(names(lines[0], variable, value, default), "{variable}={value}: {}", lines[0]);
+        }
+    }
+    let all: Vec<_> = BAD.iter().map(|&(variable, values, _)| (variable, values[0])).collect();
+    let said = process::run(name, &all);
+    let lines = lines(&said);
+    assert_eq!(lines.len(), BAD.len(), "{lines:?}");
+    for (variable, values, default) in BAD {
+        assert!(lines.iter().any(|line| names(line, variable, values[0], default)), "{variable}: {lines:?}");
+    }
+}
+
+/// Whatever reads a setting, more than once; then what is in effect.
+fn use_everything() {
+    for _ in 0..3 {
+        stepalloc::boundary();
+        Block::new(50_000, 1, false).and_then(Block::free).expect("memory");
+        assert_eq!(Settings::from_environment(), Settings::DEFAULT);
+    }
+    assert_eq!(stepalloc::statistics().backend, "glibc");
+    assert_eq!(stepalloc::statistics().steps, 3);
+}
+
+#[test]
+fn values_of_any_bytes_cost_one_line_and_no_more() {
+    let name = test_name!(values_of_any_bytes_cost_one_line_and_no_more);
+    if process::is_child(name) {
+        return use_everything();
+    }
+    let long = "7".repeat(5_000);
+    for value in [long.as_str(), "%s%n", "\u{e9}\u{4e2d}\u{1f600}", "{}"] {
+        let said = process::run(name, &[("START_STATISTIC_STEP", value)]);
+        let lines = lines(&said);
+        assert!(lines.len() == 1 && lines[0].len() < 400, "{lines:?}");
+        assert!(lines[0].contains("START_STATISTIC_STEP") && lines[0].ends_with("default, 100"), "{}", lines[0]);
+    }
+}
+
+#[test]
+fn good_settings_are_used_and_cost_no_line() {
+    let settings = [
+        ("ENABLE_MEMORY_OPTIMIZATION", "1"),
+        ("START_STATISTIC_STEP", "7"),
+        ("STABLE_STATISTIC_STEP", "0"),
+        ("MAX_STATISTIC_STEP", "18446744073709551615"),
+        ("STEPALLOC_MIN_BYTES", "4096"),
+        ("STEPALLOC_MAX_ARENA", "1048576"),
+        ("STEPALLOC_HUGEPAGES", "1"),
+        ("STEPALLOC_STATS_SIGNAL", "SIGUSR2"),
+        ("STEPALLOC_BACKEND", "mimalloc"),
+    ];
+    let said = scenario(test_name!(good_settings_are_used_and_cost_no_line), &settings, || {
+        for _ in 0..12 {
+            stepalloc::boundary();
+            Block::new(50_000, 1, false).and_then(Block::free).expect("memory");
+        }
+        let expected = Settings {
+            enabled: true,
+            start_step: 7,
+            stable_steps: 0,
+            max_steps: u64::MAX,
+            min_bytes: 4096,
+            max_arena: 1 << 20,
+            huge_pages: true,
+        };
+        assert_eq!(Settings::from_environment(), expected);
+        let statistics = stepalloc::statistics();
+        assert_eq!((statistics.backend, statistics.planned_at_step), ("mimalloc", Some(9)));
+    });
+    if let Some(said) = said {
+        assert_eq!(lines(&said), [""; 0]);
+    }
+}
+
+#[test]
+fn the_statistics_signal_prints_one_line_of_json_each_time() {
+    /// Signals sent while two threads allocate and end steps.
+    const SIGNALS: usize = 200;
+    let name = test_name!(the_statistics_signal_prints_one_line_of_json_each_time);
+    let settings =
+        [("STEPALLOC_STATS_SIGNAL", "USR1"), ("START_STATISTIC_STEP", "3"), ("STABLE_STATISTIC_STEP", "2")];
+    let said = scenario(name, &settings, || {
+        let work = || {
+            stepalloc::boundary();
+            Block::new(50_000, 1, false).and_then(Block::free).expect("memory");
+        };
+        (0..20).for_each(|_| work());
+        // SAFETY: the handler of the allocator is installed since the first boundary.
+        unsafe { libc::raise(libc::SIGUSR1) };
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                        work();
+                    }
+                });
+            }
+            for _ in 0..SIGNALS {
+                // SAFETY: as above; whichever thread is running may be interrupted.
+                unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
+                std::thread::sleep(std::time::Duration::from_micros(300));
+            }
+            ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    });
+    let Some(said) = said else { return };
+    let mut lines = said.err.lines();
+    let first: serde_json::Value =
+        serde_json::from_str(lines.next().expect("an answer")).expect("a line of JSON in a quiet moment");
+    assert_eq!((&first["phase"], &first["steps"], &first["backend"]), (&"planned".into(), &20.into(), &"glibc".into()));
+    assert_eq!(first["planned_at_step"], 7);
+    assert!(first["last_steps"]["planned_allocations"].as_u64() > Some(0), "{first}");
+    let (mut answers, mut busy) = (1, 0);
+    for line in lines {
+        match serde_json::from_str::<serde_json::Value>(line) {
+            Ok(answer) => answers += usize::from(answer["phase"] == "planned"),
+            Err(_) => {
+                assert!(line.contains("ask again"), "neither JSON nor an excuse: {line}");
+                busy += 1;
+            }
+        }
+    }
+    // Signals of one number that are pending together are one.
+    println!("{answers} answers, {busy} at a boundary");
+    assert!(answers > SIGNALS / 10 && answers + busy <= SIGNALS + 1);
+}

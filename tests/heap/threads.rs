@@ -1,0 +1,134 @@
+//! Eight threads allocate and free planned sizes at once: how much the arena serves, and that nothing is lost.
+
+use crate::process;
+use crate::shadow::{Block, Random};
+use crate::{scaled, test_name};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Barrier, Mutex};
+use std::time::Instant;
+
+const THREADS: usize = 8;
+/// Blocks that a thread allocates in a step, and how many of them live at once.
+const BLOCKS: usize = 14;
+const LIVE: usize = 5;
+/// Steps; the first tenth of them is left to settle in.
+const STEPS: u64 = 10_000;
+/// What the resident memory may grow by from there to the end, in bytes: stacks, and the backend's caches for what the
+/// test itself allocates. A cache line lost in each step would be 640 KB, a granule per thread 5 MB or more.
+const GROWTH: u64 = 512 << 10;
+/// Planned bytes that the arena must serve, in percent.
+const SERVED: u64 = 95;
+
+const SETTINGS: [(&str, &str); 4] = [
+    ("START_STATISTIC_STEP", "10"),
+    ("STABLE_STATISTIC_STEP", "5"),
+    ("MAX_STATISTIC_STEP", "50"),
+    ("STEPALLOC_MIN_BYTES", "1024"),
+];
+
+#[test]
+fn threads_that_meet_at_boundaries_are_served_by_the_arena_and_lose_nothing() {
+    compare(test_name!(threads_that_meet_at_boundaries_are_served_by_the_arena_and_lose_nothing), true);
+}
+
+#[test]
+fn threads_that_never_meet_are_served_by_the_arena_and_lose_nothing() {
+    compare(test_name!(threads_that_never_meet_are_served_by_the_arena_and_lose_nothing), false);
+}
+
+fn compare(name: &str, meet: bool) {
+    if process::is_child(name) {
+        return run(meet);
+    }
+    for backend in ["glibc", "jemalloc", "mimalloc"] {
+        let settings: Vec<_> = SETTINGS.into_iter().chain([("STEPALLOC_BACKEND", backend)]).collect();
+        process::run(name, &settings);
+    }
+}
+
+/// Bytes of the blocks allocated since the plan was made, and of those in the arena.
+#[derive(Default)]
+struct Served {
+    all: AtomicU64,
+    arena: AtomicU64,
+}
+
+fn run(meet: bool) {
+    let began = Instant::now();
+    let steps = scaled(STEPS).max(1_000);
+    let (served, barrier) = (Served::default(), Barrier::new(THREADS));
+    // One block of each thread is freed by the next one.
+    let handed: [Mutex<Option<Block>>; THREADS] = [const { Mutex::new(None) }; THREADS];
+    let planned = AtomicBool::new(false);
+    let settled = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (served, barrier, handed, planned, settled) = (&served, &barrier, &handed, &planned, &settled);
+            scope.spawn(move || {
+                for step in 0..steps {
+                    if meet {
+                        barrier.wait();
+                    }
+                    if number == 0 {
+                        stepalloc::boundary();
+                        planned.store(stepalloc::phase() == stepalloc::Phase::Planned, Relaxed);
+                        if step == steps / 10 {
+                            settled.store(stepalloc::statistics().vm_rss_bytes, Relaxed);
+                        }
+                    }
+                    if meet {
+                        barrier.wait();
+                    }
+                    work(number, handed, planned.load(Relaxed).then_some(served)).unwrap_or_else(|error| {
+                        eprintln!("thread {number} in step {step}: {error}");
+                        std::process::exit(1);
+                    });
+                }
+            });
+        }
+    });
+    for block in handed.into_iter().filter_map(|block| block.into_inner().expect("no thread panicked")) {
+        block.free().expect("as it was");
+    }
+    let statistics = stepalloc::statistics();
+    let (all, arena) = (served.all.into_inner(), served.arena.into_inner());
+    let (before, after) = (settled.into_inner(), statistics.vm_rss_bytes);
+    println!(
+        "figures: steps={steps} served_per_mille={} bytes={all} gap_per_mille={} arena_bytes={} plans={} \
+         rss_at_a_tenth={before} rss_at_end={after} occupied_at_end={} ms={}",
+        arena * 1000 / all.max(1),
+        statistics.last_steps.gap_bytes * 1000 / statistics.last_steps.planned_bytes.max(1),
+        statistics.arena_bytes,
+        statistics.plans,
+        statistics.arena_occupied_bytes,
+        began.elapsed().as_millis(),
+    );
+    assert!(all > 0 && arena * 100 >= all * SERVED, "{arena} of {all} bytes came from the arena");
+    let last = statistics.last_steps;
+    assert!(last.planned_bytes * 100 >= (last.planned_bytes + last.fallback_bytes) * SERVED, "{last:?}");
+    assert!(after <= before + GROWTH, "resident memory grew from {before} to {after} bytes");
+    // What the harness itself may hold: no block of the test is alive.
+    assert!(statistics.arena_occupied_bytes <= 64 << 10, "{} bytes stay occupied", statistics.arena_occupied_bytes);
+}
+
+/// A thread's step: the same sizes in the same order every time, at most `LIVE` of them alive.
+fn work(number: usize, handed: &[Mutex<Option<Block>>; THREADS], served: Option<&Served>) -> Result<(), String> {
+    let mut random = Random::new(number as u64 / 2);
+    let mut live: [Option<Block>; LIVE] = [const { None }; LIVE];
+    for at in 0..BLOCKS {
+        let size = 1024 * (1 + random.below(8));
+        let block = Block::new(size, 1, at % 7 == 0)?;
+        if let Some(served) = served {
+            served.all.fetch_add(size as u64, Relaxed);
+            served.arena.fetch_add(if block.is_in_arena() { size as u64 } else { 0 }, Relaxed);
+        }
+        live[random.below(LIVE)].replace(block).map_or(Ok(()), Block::free)?;
+    }
+    let mut left = live.into_iter().flatten();
+    let next = &handed[(number + 1) % THREADS];
+    let before = std::mem::replace(&mut *next.lock().expect("no thread panicked"), left.next());
+    before.map_or(Ok(()), Block::free)?;
+    left.try_for_each(Block::free)?;
+    let given = handed[number].lock().expect("no thread panicked").take();
+    given.map_or(Ok(()), Block::free)
+}

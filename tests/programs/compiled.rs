@@ -1,0 +1,50 @@
+//! The C programs beside this file, compiled once for each run of the tests.
+
+use crate::process;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// Compiles a source of this directory with the options; panics with the compiler's words where that fails.
+fn compile(source: &str, name: &str, options: &[&str]) -> PathBuf {
+    try_compile(source, name, options).unwrap_or_else(|error| panic!("cc {source}: {error}"))
+}
+
+/// The same; what the compiler said where it fails.
+fn try_compile(source: &str, name: &str, options: &[&str]) -> Result<PathBuf, String> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(source);
+    // A name of its own: another run of the tests may be executing the last one's.
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    let mut cc = process::command("cc");
+    // Without -fno-builtin the compiler removes pairs of malloc and free.
+    cc.args(["-O1", "-fno-builtin", "-w"]).arg(source).arg("-o").arg(&program).args(options);
+    let ended = process::finish(&mut cc);
+    if ended.status != 0 {
+        return Err(String::from_utf8_lossy(&ended.err).into_owned());
+    }
+    let last = program.with_file_name(name);
+    // The directory of the last run stands; only the newest programs are kept.
+    std::fs::rename(&program, &last).map_err(|error| error.to_string())?;
+    Ok(last)
+}
+
+/// `contract.c`.
+pub fn contract() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| compile("contract.c", "contract", &["-pthread", "-ldl"]))
+}
+
+/// `steps.c`.
+pub fn steps() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| compile("steps.c", "steps", &["-ldl"]))
+}
+
+/// `steps.c` without a dynamic linker; the compiler's words where the C library has no static form.
+pub fn static_steps() -> Result<PathBuf, String> {
+    try_compile("steps.c", "static-steps", &["-static"])
+}
+
+/// A library that exports `marker` and does nothing.
+pub fn marker() -> PathBuf {
+    compile("marker.c", "libmarker.so", &["-shared", "-fPIC"])
+}

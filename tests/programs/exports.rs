@@ -1,0 +1,52 @@
+//! The symbols and thread-locals of libstepalloc.so.
+//!
+//! A cargo feature of mimalloc or jemalloc that any crate of the graph switches on can make the library export more than
+//! it means to; private symbols of glibc can vanish; and thread-locals beyond the room that the dynamic linker keeps make
+//! a library that cannot be loaded late.
+
+use crate::process;
+
+/// The symbols that `nm -D` lists with these options, without versions.
+fn symbols(option: &str) -> Vec<String> {
+    let mut nm = process::command("nm");
+    nm.args(["-D", option]).arg(process::library());
+    let ended = process::finish(&mut nm).with_status(0);
+    ended.out().lines().filter_map(|line| line.split_whitespace().last()).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_library_exports_exactly_the_golden_list() {
+    let mut exported = symbols("--defined-only");
+    exported.sort_unstable();
+    let golden: Vec<&str> = include_str!("exports.txt").lines().collect();
+    assert_eq!(exported, golden);
+}
+
+#[test]
+fn the_library_needs_no_private_symbol_of_glibc() {
+    let needed = symbols("--undefined-only");
+    assert!(needed.iter().any(|symbol| symbol.starts_with("__libc_malloc")), "{needed:?}");
+    for symbol in needed {
+        let (name, version) = symbol.split_once('@').unwrap_or((&symbol, ""));
+        assert!(!["__libc_fork", "__libc_reallocarray"].contains(&name), "{symbol}");
+        assert!(!version.contains("GLIBC_PRIVATE"), "{symbol}");
+    }
+}
+
+/// Bytes of thread-locals the library may have: jemalloc's state of a thread is 1952 of them, mimalloc's and that of
+/// Rust's standard library are some 160, and ours is a byte. What is left is room for their next versions, not for us.
+const MOST_BYTES: u64 = 2304;
+
+#[test]
+fn thread_locals_stay_small() {
+    let mut readelf = process::command("readelf");
+    readelf.arg("-lW").arg(process::library());
+    let ended = process::finish(&mut readelf).with_status(0);
+    let line = ended.out().lines().find(|line| line.trim_start().starts_with("TLS"));
+    let Some(line) = line else { return };
+    // TLS offset virtual-address physical-address file-size memory-size flags align
+    let size =
+        line.split_whitespace().nth(5).and_then(|size| size.strip_prefix("0x")).expect("a memory size");
+    let size = u64::from_str_radix(size, 16).expect("a hexadecimal number");
+    assert!(size <= MOST_BYTES, "{size} bytes of thread-locals: {line}");
+}

@@ -1,0 +1,93 @@
+//! Unmodified PyTorch trainings, planned, over each backend.
+//!
+//! They need Debian's python3-torch. Where it is missing the tests say that they are skipped, unless
+//! `STEPALLOC_REQUIRE_PYTORCH=1` asks for it.
+
+use crate::{BACKENDS, process};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Debian's; others on the path do not see its packages.
+const PYTHON: &str = "/usr/bin/python3";
+/// Enough for a plan after the eighth step or so, and as many again that it serves.
+const STEPS: &str = "24";
+/// Bytes of the arena for each byte of the largest load.
+const MOST_ARENA: f64 = 1.02;
+/// The share of the planned bytes that the backend may serve.
+const MOST_FALLBACK: f64 = 0.001;
+
+/// The script to run, where it can be run.
+fn script() -> Option<PathBuf> {
+    let required = std::env::var_os("STEPALLOC_REQUIRE_PYTORCH").is_some_and(|value| value == "1");
+    let there = Command::new(PYTHON).args(["-c", "import torch"]).output();
+    if !there.is_ok_and(|output| output.status.success()) {
+        assert!(
+            !required,
+            "PyTorch is not installed (Debian: python3-torch), and STEPALLOC_REQUIRE_PYTORCH=1"
+        );
+        process::skip("PyTorch is not installed (Debian: python3-torch)");
+        return None;
+    }
+    let script = process::shared("workloads/torch_train.py");
+    assert!(script.is_some() || !required, "no shared data, and STEPALLOC_REQUIRE_PYTORCH=1");
+    script
+}
+
+/// What the script prints at its end.
+fn printed(command: &mut Command) -> Value {
+    let ended = process::finish(command).with_status(0);
+    let line = ended.out().lines().last().expect("a line");
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+}
+
+fn train(workload: &str) {
+    let Some(script) = script() else { return };
+    let _alone = process::alone();
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("figures.json");
+    let arguments = [workload, "--mark", "--steps", STEPS];
+    let plain = printed(process::command(PYTHON).arg(&script).args(arguments));
+    for backend in BACKENDS {
+        let mut command = process::stepalloc(["run", "--backend", backend, "--json"]);
+        command.arg(&file).args(["--", PYTHON]).arg(&script).args(arguments);
+        command.env("START_STATISTIC_STEP", "4").env("STABLE_STATISTIC_STEP", "3");
+        let ours = printed(&mut command);
+        assert_eq!(ours["loss"], plain["loss"], "{workload} over {backend}: another result");
+
+        let json = std::fs::read_to_string(&file).expect("the figures were written");
+        let process: Value = serde_json::from_str(json.lines().next().expect("a line")).expect("JSON");
+        let figures = format!("{workload} over {backend}: {process}");
+        let number = |path: &str| process.pointer(path).and_then(Value::as_f64).expect(path);
+        println!(
+            "{workload} over {backend}: planned at step {}, arena {:.4} x bound, faults {} to {}, fallback {} of {} bytes",
+            process["planned_at_step"],
+            number("/arena_bytes") / number("/lower_bound_bytes"),
+            number("/last_steps/minor_faults_median"),
+            number("/last_steps/minor_faults_max"),
+            number("/last_steps/fallback_bytes"),
+            number("/last_steps/planned_bytes"),
+        );
+        assert_eq!(process["phase"], "planned", "{figures}");
+        assert_eq!(process["last_steps"]["minor_faults_median"], 0, "{figures}");
+        let planned = number("/last_steps/planned_bytes");
+        assert!(planned > 0.0, "{figures}");
+        assert!(number("/last_steps/fallback_bytes") <= MOST_FALLBACK * planned, "{figures}");
+        assert!(number("/arena_bytes") <= MOST_ARENA * number("/lower_bound_bytes"), "{figures}");
+    }
+}
+
+#[test]
+fn mlp_trains_alike_from_a_plan() {
+    train("mlp");
+}
+
+#[test]
+fn transformer_trains_alike_from_a_plan() {
+    train("transformer");
+}
+
+#[test]
+fn convnet_trains_alike_from_a_plan() {
+    train("convnet");
+}
