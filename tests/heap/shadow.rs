@@ -134,7 +134,8 @@ impl Block {
         // SAFETY: live, this is its layout, the new size is neither 0 nor too large for the alignment.
         let address = unsafe { realloc(self.address as *mut u8, self.layout, size) };
         self.address = address as usize;
-        self.layout = Layout::from_size_align(size, self.layout.align()).expect("programs have legal layouts");
+        self.layout =
+            Layout::from_size_align(size, self.layout.align()).expect("programs have legal layouts");
         self.placed()?;
         self.compare_moved(kept)?;
         self.fill();

@@ -19,10 +19,12 @@ const SAME: &str = "STEPALLOC_HEAP_SAME";
 fn no_boundary_stalls_the_step_that_has_ten_thousand_blocks() {
     let name = test_name!(no_boundary_stalls_the_step_that_has_ten_thousand_blocks);
     if process::is_child(name) {
-        let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok()).expect("set by the parent");
+        let number =
+            |name| std::env::var(name).ok().and_then(|text| text.parse().ok()).expect("set by the parent");
         return measure(number(COUNT), number(SAME) == 1);
     }
-    let steps = [("START_STATISTIC_STEP", "3"), ("STABLE_STATISTIC_STEP", "2"), ("STEPALLOC_MIN_BYTES", "1024")];
+    let steps =
+        [("START_STATISTIC_STEP", "3"), ("STABLE_STATISTIC_STEP", "2"), ("STEPALLOC_MIN_BYTES", "1024")];
     for count in BLOCKS {
         for same in ["0", "1"] {
             let settings: Vec<_> = steps.into_iter().chain([(COUNT, count), (SAME, same)]).collect();

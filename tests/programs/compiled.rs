@@ -44,7 +44,7 @@ pub fn static_steps() -> Result<PathBuf, String> {
     try_compile("steps.c", "static-steps", &["-static"])
 }
 
-/// A library that exports `marker` and does nothing.
+/// A library that says on standard error that it was loaded.
 pub fn marker() -> PathBuf {
     compile("marker.c", "libmarker.so", &["-shared", "-fPIC"])
 }

@@ -138,7 +138,7 @@ fn every_trace_is_planned_close_to_its_bound() {
 
 #[test]
 fn a_period_makes_lifetimes_wrap_round() {
-    let (directory, input) = file("id,lower,upper,size\n0,0,6,100\n1,6,12,100\n2,3,8,50\n");
+    let (directory, input) = file("id,lower,upper,size\n0,0,6,100\n1,6,12,100\n2,3,6,50\n");
     let output = directory.path().join("solution.csv");
     plan(&input, &["--period", "10", "--output", output.to_str().expect("UTF-8")]).with_status(0);
     let solved = rows(&std::fs::read_to_string(&output).expect("a solution"));

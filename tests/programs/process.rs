@@ -150,7 +150,7 @@ pub fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why} ({name})");
 }
 
-/// The data shared with the other sessions' work: instances, traces, workloads. `None`, with a line, where it is absent.
+/// The data beside the workspace: instances, traces, workloads. `None`, with a line, where it is absent.
 pub fn shared(path: &str) -> Option<PathBuf> {
     let shared = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(path);
     if !shared.exists() {

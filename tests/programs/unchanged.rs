@@ -72,7 +72,7 @@ fn tar() {
 
 #[test]
 fn awk() {
-    let script = "awk '{ sum[$2] += $1; text = text $2 } END { for (i = 0; i < 1000; i++) print i, sum[i]; print length(text) }' numbers.txt";
+    let script = "awk '{ sum[$2] += $1; if (NR < 5000) text = text $2 } END { for (i = 0; i < 1000; i++) print i, sum[i]; print length(text) }' numbers.txt";
     unchanged(&["awk"], script, &[]);
 }
 

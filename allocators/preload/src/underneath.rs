@@ -33,6 +33,7 @@ pub(crate) struct Functions {
     pub(crate) memalign: unsafe extern "C" fn(usize, usize) -> *mut c_void,
     pub(crate) usable_size: unsafe extern "C" fn(*mut c_void) -> usize,
     pub(crate) trim: fn(),
+    pub(crate) planned: fn(),
 }
 
 static GLIBC: Functions = Functions {
@@ -47,30 +48,33 @@ static GLIBC: Functions = Functions {
     trim: || {
         glibc_trim(0);
     },
+    planned: || {},
 };
 
 static JEMALLOC: Functions = Functions {
     name: "jemalloc",
     kind: Kind::Jemalloc,
-    malloc: tikv_jemalloc_sys::malloc,
+    malloc: jemalloc_malloc,
     free: tikv_jemalloc_sys::free,
-    calloc: tikv_jemalloc_sys::calloc,
-    realloc: tikv_jemalloc_sys::realloc,
-    memalign: tikv_jemalloc_sys::aligned_alloc,
+    calloc: jemalloc_calloc,
+    realloc: jemalloc_realloc,
+    memalign: jemalloc_memalign,
     usable_size: jemalloc_usable_size,
     trim: Jemalloc::trim,
+    planned: Jemalloc::planned,
 };
 
 static MIMALLOC: Functions = Functions {
     name: "mimalloc",
     kind: Kind::Mimalloc,
-    malloc: libmimalloc_sys::mi_malloc,
+    malloc: mimalloc_malloc,
     free: mimalloc_free,
-    calloc: libmimalloc_sys::mi_calloc,
-    realloc: libmimalloc_sys::mi_realloc,
+    calloc: mimalloc_calloc,
+    realloc: mimalloc_realloc,
     memalign: mimalloc_memalign,
     usable_size: mimalloc_usable_size,
     trim: Mimalloc::trim,
+    planned: Mimalloc::planned,
 };
 
 /// The functions of a process that has not allocated yet: each fills the table and goes on.
@@ -84,6 +88,7 @@ static FIRST: Functions = Functions {
     memalign: first_memalign,
     usable_size: first_usable_size,
     trim: || {},
+    planned: || {},
 };
 
 static TABLE: AtomicPtr<Functions> = AtomicPtr::new((&raw const FIRST).cast_mut());
@@ -114,6 +119,9 @@ fn choose() -> &'static Functions {
         Kind::Mimalloc => &MIMALLOC,
     };
     find_errno();
+    if functions.kind == Kind::Mimalloc {
+        Mimalloc::begin();
+    }
     TABLE.store(ptr::from_ref(functions).cast_mut(), Release);
     MALLOC.store(functions.malloc as *mut c_void, Release);
     FREE.store(functions.free as *mut c_void, Release);
@@ -210,9 +218,47 @@ unsafe extern "C" fn mimalloc_usable_size(block: *mut c_void) -> usize {
     unsafe { libmimalloc_sys::mi_usable_size(block) }
 }
 
+// jemalloc and mimalloc have a class of 8 bytes, which is not aligned as C's callers may expect of any block. Smaller
+// requests than the natural alignment are therefore made as large as it.
+
+unsafe extern "C" fn jemalloc_malloc(size: usize) -> *mut c_void {
+    // SAFETY: the caller's promise, here and below.
+    unsafe { tikv_jemalloc_sys::malloc(size.max(NATURAL_ALIGN)) }
+}
+
+unsafe extern "C" fn jemalloc_calloc(count: usize, size: usize) -> *mut c_void {
+    // SAFETY: as above. A product that overflows was refused before.
+    unsafe { tikv_jemalloc_sys::calloc(1, (count * size).max(NATURAL_ALIGN)) }
+}
+
+unsafe extern "C" fn jemalloc_realloc(block: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { tikv_jemalloc_sys::realloc(block, size.max(NATURAL_ALIGN)) }
+}
+
+unsafe extern "C" fn jemalloc_memalign(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { tikv_jemalloc_sys::aligned_alloc(align, size.max(NATURAL_ALIGN)) }
+}
+
+unsafe extern "C" fn mimalloc_malloc(size: usize) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { libmimalloc_sys::mi_malloc(size.max(NATURAL_ALIGN)) }
+}
+
+unsafe extern "C" fn mimalloc_calloc(count: usize, size: usize) -> *mut c_void {
+    // SAFETY: as above. A product that overflows was refused before.
+    unsafe { libmimalloc_sys::mi_zalloc((count * size).max(NATURAL_ALIGN)) }
+}
+
+unsafe extern "C" fn mimalloc_realloc(block: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { libmimalloc_sys::mi_realloc(block, size.max(NATURAL_ALIGN)) }
+}
+
 unsafe extern "C" fn mimalloc_memalign(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: the caller checked the alignment.
-    unsafe { libmimalloc_sys::mi_malloc_aligned(size, align) }
+    // SAFETY: as above; the caller checked the alignment.
+    unsafe { or_enomem(libmimalloc_sys::mi_malloc_aligned(size, align)).cast() }
 }
 
 /// mimalloc's free may purge, and a refused purge sets errno. glibc's and jemalloc's keep it themselves.
@@ -305,6 +351,10 @@ unsafe impl Backend for Underneath {
 
     fn trim() {
         (functions().trim)();
+    }
+
+    fn planned() {
+        (functions().planned)();
     }
 
     unsafe fn allocate(size: usize, align: usize) -> *mut u8 {

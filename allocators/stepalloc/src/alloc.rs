@@ -54,7 +54,7 @@ unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
             if layout.size() < route::threshold() {
                 return B::deallocate(block, layout.size(), layout.align());
             }
-            route::deallocate::<B>(block, layout.size(), layout.align());
+            deallocate::<B>(block, layout);
         }
     }
 
@@ -75,4 +75,11 @@ unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
 unsafe fn allocate<B: Backend>(layout: Layout) -> *mut u8 {
     // SAFETY: a layout's alignment is a power of two.
     unsafe { route::allocate::<B>(layout.size(), layout.align()) }
+}
+
+/// As [`allocate`].
+#[inline(never)]
+unsafe fn deallocate<B: Backend>(block: *mut u8, layout: Layout) {
+    // SAFETY: the caller's promise.
+    unsafe { route::deallocate::<B>(block, layout.size(), layout.align()) }
 }

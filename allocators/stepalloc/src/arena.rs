@@ -90,9 +90,21 @@ impl Arena {
         if i32::try_from(granules).is_err() {
             return false;
         }
-        let Some(base) = os::reserve(reserved) else { return false };
-        let Some(occupied) = os::map(granules.div_ceil(64) * 8) else { return false };
-        let Some(lengths) = os::map(granules * 4) else { return false };
+        let (bitmap, table) = (granules.div_ceil(64) * 8, granules * 4);
+        let Some(occupied) = os::map(bitmap) else { return false };
+        let Some(lengths) = os::map(table) else {
+            // SAFETY: mapped just now, and known here only.
+            unsafe { os::unmap(occupied, bitmap) };
+            return false;
+        };
+        let Some(base) = os::reserve(reserved) else {
+            // SAFETY: as above.
+            unsafe {
+                os::unmap(occupied, bitmap);
+                os::unmap(lengths, table);
+            }
+            return false;
+        };
         self.shift.store(shift, Relaxed);
         self.rounding.store((1 << shift) - 1, Relaxed);
         self.granules.store(granules, Relaxed);

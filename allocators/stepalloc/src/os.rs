@@ -21,6 +21,15 @@ pub(crate) fn map(bytes: usize) -> Option<*mut u8> {
     map_with(bytes, libc::PROT_READ | libc::PROT_WRITE)
 }
 
+/// Undoes [`map`] or [`reserve`]; the rest of an aligned reservation stays, less than [`BASE_ALIGN`] of addresses.
+///
+/// # Safety
+/// The range is one of a call of these, and nobody has been told of it.
+pub(crate) unsafe fn unmap(start: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::munmap(start.cast(), bytes) };
+}
+
 fn map_with(bytes: usize, protection: i32) -> Option<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that exists.

@@ -180,6 +180,7 @@ impl Engine {
         {
             os::say(format_args!("STEPALLOC_STATS_SIGNAL: the system refuses a handler for signal {signal}"));
         }
+        settings::all_said();
         settings
     }
 
@@ -360,6 +361,9 @@ impl Engine {
         self.trims_left = TRIMS;
         drop(proposal);
         route::set(true, false, settings.min_bytes);
+        if let Some(backend) = route::attached() {
+            (backend.planned)();
+        }
         trim();
     }
 

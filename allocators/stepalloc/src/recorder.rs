@@ -18,6 +18,10 @@ pub(crate) static RECORDER: Recorder = Recorder::closed();
 /// resident, and pages that were read are given back.
 const CAPACITIES: [usize; 2] = [1 << 21, 1 << 17];
 
+/// Entries of a page. So many are never used: the page in which reading has stopped is given back with what was read
+/// before, and must not hold entries of the next round.
+const PAGE_ENTRIES: u64 = (os::PAGE / size_of::<Entry>()) as u64;
+
 /// An event of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
@@ -83,7 +87,7 @@ impl Recorder {
         }
         let capacity = self.capacity.load(Relaxed) as u64;
         let index = self.head.fetch_add(1, Relaxed);
-        if index - self.tail.load(Acquire).min(index) >= capacity {
+        if index - self.tail.load(Acquire).min(index) >= capacity - PAGE_ENTRIES {
             return;
         }
         // SAFETY: the mapping holds `capacity` entries, a power of two, and is never unmapped.
@@ -120,7 +124,7 @@ impl Recorder {
         let tail = self.tail.load(Relaxed);
         let capacity = self.capacity.load(Relaxed) as u64;
         let entries = self.entries.load(Acquire);
-        let mut whole = end - tail <= capacity;
+        let mut whole = end - tail <= capacity - PAGE_ENTRIES;
         if whole {
             for index in tail..end {
                 // SAFETY: as in `log`.
@@ -149,13 +153,13 @@ impl Recorder {
         if entries.is_null() || end == tail {
             return;
         }
-        let (from, to) = (tail & (capacity - 1), end & (capacity - 1));
+        // From the beginning of its page on: what lies before was read earlier.
+        let (from, to) = (tail & (capacity - 1) & !(PAGE_ENTRIES - 1), end & (capacity - 1));
         let size = size_of::<Entry>() as u64;
         let discard = |from: u64, to: u64| {
             let start = entries.cast::<u8>().wrapping_add((from * size) as usize);
-            // SAFETY: part of the log's mapping; the entries between are read or given up. Pages that also hold an
-            // entry still to be read are not whole, and stay. The last page of what was read may hold newer entries
-            // and stays too.
+            // SAFETY: part of the log's mapping; the entries between are read or given up. The last page may hold newer
+            // entries; it is not whole, and stays.
             unsafe { os::discard(start, ((to - from) * size) as usize) };
         };
         if end - tail >= capacity {

@@ -60,6 +60,7 @@ pub(crate) static MISSES: Misses =
 pub(crate) struct Attached {
     pub(crate) name: fn() -> &'static str,
     pub(crate) trim: fn(),
+    pub(crate) planned: fn(),
 }
 
 static BACKEND: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
@@ -116,6 +117,7 @@ pub(crate) fn attached() -> Option<&'static Attached> {
 /// Names the backend to the engine.
 #[cold]
 pub fn attach<B: Backend>() {
+    B::begin();
     BACKEND.store(ptr::from_ref(Attached::of::<B>()).cast_mut(), Release);
     MODE.fetch_or(ATTACHED, Release);
     // The engine may have set it already.
@@ -124,7 +126,7 @@ pub fn attach<B: Backend>() {
 
 impl Attached {
     fn of<B: Backend>() -> &'static Self {
-        const { &Self { name: B::name, trim: B::trim } }
+        const { &Self { name: B::name, trim: B::trim, planned: B::planned } }
     }
 }
 
@@ -236,8 +238,20 @@ unsafe fn allocate_otherwise<B: Backend>(size: usize, align: usize, zeroed: bool
 ///
 /// # Safety
 /// The block is live, and `size` and `align` are its own.
-#[inline(never)]
+#[inline]
 pub unsafe fn deallocate<B: Backend>(block: *mut u8, size: usize, align: usize) {
+    if !release_planned(block) {
+        // SAFETY: the caller's promise.
+        unsafe { deallocate_otherwise::<B>(block, size, align) };
+    }
+}
+
+/// [`deallocate`] of what is the backend's, or must be recorded.
+///
+/// # Safety
+/// As for [`deallocate`].
+#[inline(never)]
+unsafe fn deallocate_otherwise<B: Backend>(block: *mut u8, size: usize, align: usize) {
     // SAFETY: the caller's promise.
     unsafe { free_moved::<B>(mode::<B>(), block, size, align) };
 }
@@ -258,8 +272,8 @@ pub fn release_planned(block: *mut u8) -> bool {
 
 /// Changes a block's size, moving it where needed; on null the old block is as it was.
 ///
-/// A planned block that changes its class always moves, as it did when the step was recorded: the plan has a slot for
-/// the new size, and its number among the others of that size counts.
+/// A block that gets a planned size always moves, however little it grows: when the step was recorded this was a new
+/// block, which has a slot of its own and counts among the others of its size.
 ///
 /// # Safety
 /// The block is live, `old_size` and `align` are its own, and `new_size` is not 0.
@@ -268,15 +282,13 @@ pub unsafe fn reallocate<B: Backend>(block: *mut u8, old_size: usize, align: usi
     let mode = mode::<B>();
     let threshold = threshold();
     let in_arena = ARENA.contains(block as usize);
-    if in_arena && new_size >= threshold && Class::of(old_size, align) == Class::of(new_size, align) {
-        return block;
-    }
     let serves = mode & SERVING != 0 && new_size >= threshold;
     if in_arena || serves {
         let served = if serves { serve(new_size, align) } else { None };
-        // SAFETY: `align` is a power of two; a block of the arena cannot be handed to the backend's reallocate.
         let new = match served {
             Some(new) => new,
+            // A block of the arena cannot be handed to the backend's reallocate.
+            // SAFETY: `align` is a power of two.
             None if in_arena => unsafe { B::allocate(new_size, align) },
             None => ptr::null_mut(),
         };

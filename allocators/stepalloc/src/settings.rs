@@ -5,7 +5,7 @@
 
 use crate::os;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU8, Ordering::*};
+use core::sync::atomic::{AtomicBool, Ordering::*};
 
 /// What a user can set. The defaults are DeepRec's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,10 +38,10 @@ impl Settings {
         huge_pages: false,
     };
 
-    /// Reads the environment. Bad values are told on standard error by the first call of the process only.
+    /// Reads the environment. Bad values are told on standard error.
     pub fn from_environment() -> Self {
         let default = Self::DEFAULT;
-        let settings = Self {
+        Self {
             enabled: switch(c"ENABLE_MEMORY_OPTIMIZATION", default.enabled),
             start_step: number(c"START_STATISTIC_STEP", 0, default.start_step),
             stable_steps: number(c"STABLE_STATISTIC_STEP", 0, default.stable_steps),
@@ -49,17 +49,20 @@ impl Settings {
             min_bytes: number(c"STEPALLOC_MIN_BYTES", LEAST_MIN_BYTES, default.min_bytes as u64) as usize,
             max_arena: number(c"STEPALLOC_MAX_ARENA", 0, default.max_arena as u64) as usize,
             huge_pages: switch(c"STEPALLOC_HUGEPAGES", default.huge_pages),
-        };
-        SAID.store(1, Relaxed);
-        settings
+        }
     }
 }
 
 /// The least `STEPALLOC_MIN_BYTES`: below a kibibyte a slot's bookkeeping costs more than the block.
 const LEAST_MIN_BYTES: u64 = 1 << 10;
 
-/// 1 once bad values were told.
-static SAID: AtomicU8 = AtomicU8::new(0);
+/// True once bad values were told.
+static SAID: AtomicBool = AtomicBool::new(false);
+
+/// Ends the telling of bad values: a forked child reads the same ones again.
+pub(crate) fn all_said() {
+    SAID.store(true, Relaxed);
+}
 
 fn switch(name: &CStr, default: bool) -> bool {
     let shown = if default { "1" } else { "0" };
@@ -112,7 +115,7 @@ pub(crate) fn read<T>(
 ) -> T {
     let Some(value) = os::environment(name) else { return default };
     parse(value).unwrap_or_else(|| {
-        if SAID.load(Relaxed) == 0 {
+        if !SAID.load(Relaxed) {
             let name = text(name.to_bytes());
             let cut = &value[..value.len().min(100)];
             let value = core::str::from_utf8(cut).unwrap_or("(not UTF-8)");

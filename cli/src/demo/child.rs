@@ -1,6 +1,6 @@
 //! One process of the demo: trains the network under the allocator its environment names, and measures.
 //!
-//! The measuring is the same in all of them: the wall time and the minor page faults of every step from the process's
+//! The measuring is the same in all of them: the wall time, the CPU time and the minor page faults of every step from the process's
 //! own counters, medians over the newest half of the steps; resident bytes when training ends, their highest value
 //! since half time, when its mark is set back. What is learnt, warmed up and planned in the first half counts for none.
 //! The parent reads standard output: `progress N` after each epoch, then one line of JSON.
@@ -71,6 +71,7 @@ pub fn train(arguments: &Arguments) -> Result<(), ChildError> {
 
     let steps = arguments.epochs as usize * steps_per_epoch();
     let mut times = Vec::with_capacity(steps);
+    let mut cpu_times = Vec::with_capacity(steps);
     let mut faults = Vec::with_capacity(steps);
     let mut out = io::stdout().lock();
     for epoch in 1..=arguments.epochs {
@@ -81,10 +82,12 @@ pub fn train(arguments: &Arguments) -> Result<(), ChildError> {
                 let _ = fs::write("/proc/self/clear_refs", "5");
             }
             let _step = stepalloc::step();
-            let (before, start) = (Usage::now().minor_faults, Instant::now());
+            let (before, start) = (Usage::now(), Instant::now());
             network.train(&train, batch)?;
             times.push(start.elapsed().as_secs_f64() * 1e3);
-            faults.push(Usage::now().minor_faults - before);
+            let after = Usage::now();
+            cpu_times.push((after.cpu_seconds - before.cpu_seconds) * 1e3);
+            faults.push(after.minor_faults - before.minor_faults);
         }
         writeln!(out, "{PROGRESS}{epoch}")
             .and_then(|()| out.flush())
@@ -95,11 +98,14 @@ pub fn train(arguments: &Arguments) -> Result<(), ChildError> {
         .map_err(ChildError::system("/proc/self/status cannot be read"))?;
     let statistics = stepalloc::statistics();
     let (times, faults) = (&mut times[steps / 2..], &mut faults[steps / 2..]);
+    let cpu_times = &mut cpu_times[steps / 2..];
     times.sort_unstable_by(f64::total_cmp);
+    cpu_times.sort_unstable_by(f64::total_cmp);
     faults.sort_unstable();
     let figures = json!({
         "step_ms_median": times.get(times.len() / 2),
         "step_ms_quartiles": [times.get(times.len() / 4), times.get(times.len() * 3 / 4)],
+        "step_cpu_ms_median": cpu_times.get(cpu_times.len() / 2),
         "minor_faults_median": faults.get(faults.len() / 2),
         "minor_faults_max": faults.last(),
         "vm_rss_bytes": kibibytes(&resident, "VmRSS:"),

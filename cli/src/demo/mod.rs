@@ -37,7 +37,7 @@ const STABLE: u32 = 3;
 /// Or when more than this many steps were collected: the tensor library's threads take turns as they please, and on a
 /// busy machine some steps in a row may all bring an order not seen before.
 const MAX: u32 = 20;
-/// The network learns no more after this many passes (97.5 % of the test images), and two slow cores need a minute.
+/// The network learns no more after this many passes (97.8 % of the test images), and two slow cores need a minute.
 const EPOCHS: u32 = 20;
 /// Threads of the tensor library: the same on every machine, so that the figures can be compared.
 const THREADS: &str = "2";

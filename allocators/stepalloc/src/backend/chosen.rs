@@ -82,6 +82,14 @@ unsafe impl Backend for Chosen {
         forward!(trim());
     }
 
+    fn begin() {
+        forward!(begin());
+    }
+
+    fn planned() {
+        forward!(planned());
+    }
+
     #[inline]
     unsafe fn allocate(size: usize, align: usize) -> *mut u8 {
         // SAFETY: the caller's promises are passed on.

@@ -1,6 +1,6 @@
 //! jemalloc, built from source with prefixed symbols, so that it replaces nothing by itself.
 
-use super::{Backend, NATURAL_ALIGN};
+use super::{Backend, NATURAL_ALIGN, PLANNED_DECAY_MS};
 use core::ffi::{CStr, c_int};
 use core::ptr;
 use tikv_jemalloc_sys as ffi;
@@ -21,6 +21,8 @@ pub struct JemallocTuning {
     pub muzzy_decay_ms: Option<isize>,
 }
 
+/// jemalloc's default for dirty pages.
+const DEFAULT_DECAY_MS: isize = 10_000;
 /// The pseudo-index that means every arena (jemalloc manual, `MALLCTL_ARENAS_ALL`).
 const ALL_ARENAS: &CStr = c"arena.4096.purge";
 
@@ -67,9 +69,11 @@ fn read<T: Copy + Default>(name: &CStr) -> Option<T> {
     (error == 0).then_some(value)
 }
 
+/// jemalloc's flags for a request: none where its size class has the alignment by itself. Sizes up to 8 do not have
+/// the natural one.
 #[inline]
-fn flags(align: usize) -> c_int {
-    if align <= NATURAL_ALIGN { 0 } else { align.trailing_zeros() as c_int }
+fn flags(size: usize, align: usize) -> c_int {
+    if align <= NATURAL_ALIGN && align <= size { 0 } else { align.trailing_zeros() as c_int }
 }
 
 // SAFETY: jemalloc's contract is that of the trait; sizes of 0 are made 1, which its non-standard calls need.
@@ -86,11 +90,16 @@ unsafe impl Backend for Jemalloc {
         }
     }
 
+    fn planned() {
+        let unless_set = |name| (read::<isize>(name) == Some(DEFAULT_DECAY_MS)).then_some(PLANNED_DECAY_MS);
+        Self::tune(JemallocTuning { dirty_decay_ms: unless_set(c"arenas.dirty_decay_ms"), ..Default::default() });
+    }
+
     #[inline]
     unsafe fn allocate(size: usize, align: usize) -> *mut u8 {
         // SAFETY: malloc has no conditions; mallocx wants a size above 0.
         unsafe {
-            match flags(align) {
+            match flags(size, align) {
                 0 => ffi::malloc(size).cast(),
                 flags => ffi::mallocx(size.max(1), flags).cast(),
             }
@@ -101,7 +110,7 @@ unsafe impl Backend for Jemalloc {
     unsafe fn allocate_zeroed(size: usize, align: usize) -> *mut u8 {
         // SAFETY: as in `allocate`.
         unsafe {
-            match flags(align) {
+            match flags(size, align) {
                 0 => ffi::calloc(1, size).cast(),
                 flags => ffi::mallocx(size.max(1), flags | ffi::MALLOCX_ZERO).cast(),
             }
@@ -112,7 +121,7 @@ unsafe impl Backend for Jemalloc {
     unsafe fn reallocate(block: *mut u8, _old_size: usize, align: usize, new_size: usize) -> *mut u8 {
         // SAFETY: the block is live and jemalloc's, by the caller's promise.
         unsafe {
-            match flags(align) {
+            match flags(new_size, align) {
                 0 => ffi::realloc(block.cast(), new_size).cast(),
                 flags => ffi::rallocx(block.cast(), new_size.max(1), flags).cast(),
             }
@@ -122,6 +131,6 @@ unsafe impl Backend for Jemalloc {
     #[inline]
     unsafe fn deallocate(block: *mut u8, size: usize, align: usize) {
         // SAFETY: the block is live and jemalloc's, of this size and alignment, by the caller's promise.
-        unsafe { ffi::sdallocx(block.cast(), size.max(1), flags(align)) }
+        unsafe { ffi::sdallocx(block.cast(), size.max(1), flags(size, align)) }
     }
 }

@@ -1,6 +1,6 @@
 //! mimalloc, built from source without its override of malloc.
 
-use super::{Backend, NATURAL_ALIGN};
+use super::{Backend, NATURAL_ALIGN, PLANNED_DECAY_MS};
 use libmimalloc_sys as ffi;
 
 /// The backend `mimalloc`. Its tuning by environment (`MIMALLOC_*`) works as ever.
@@ -18,6 +18,9 @@ pub enum MimallocOption {
     ShowStats = 1,
     /// Print what it does.
     Verbose = 2,
+    /// Commit arenas as soon as they are reserved: 0 no, 1 yes, 2 where the system overcommits. 0 here unless the
+    /// environment says otherwise; mimalloc's own default is 2.
+    ArenaEagerCommit = 4,
     /// Milliseconds until unused memory is purged; 0 is at once, -1 is never.
     PurgeDelay = 15,
 }
@@ -36,6 +39,16 @@ impl Mimalloc {
     }
 }
 
+/// mimalloc's defaults.
+const DEFAULT_ARENA_EAGER_COMMIT: isize = 2;
+const DEFAULT_PURGE_DELAY_MS: isize = 10;
+
+/// True where a block has the alignment by its size class alone. Sizes up to 8 do not have the natural one.
+#[inline]
+fn natural(size: usize, align: usize) -> bool {
+    align <= NATURAL_ALIGN && align <= size
+}
+
 // SAFETY: mimalloc's contract is that of the trait.
 unsafe impl Backend for Mimalloc {
     fn name() -> &'static str {
@@ -47,11 +60,24 @@ unsafe impl Backend for Mimalloc {
         unsafe { ffi::mi_collect(true) };
     }
 
+    fn begin() {
+        // Committed at once, a gibibyte of address space would be offered to huge pages, and small blocks spread over them.
+        if Self::tuned(MimallocOption::ArenaEagerCommit) == DEFAULT_ARENA_EAGER_COMMIT {
+            Self::tune(MimallocOption::ArenaEagerCommit, 0);
+        }
+    }
+
+    fn planned() {
+        if Self::tuned(MimallocOption::PurgeDelay) == DEFAULT_PURGE_DELAY_MS {
+            Self::tune(MimallocOption::PurgeDelay, PLANNED_DECAY_MS);
+        }
+    }
+
     #[inline]
     unsafe fn allocate(size: usize, align: usize) -> *mut u8 {
         // SAFETY: the alignment is a power of two.
         unsafe {
-            if align <= NATURAL_ALIGN { ffi::mi_malloc(size).cast() } else { ffi::mi_malloc_aligned(size, align).cast() }
+            if natural(size, align) { ffi::mi_malloc(size).cast() } else { ffi::mi_malloc_aligned(size, align).cast() }
         }
     }
 
@@ -59,7 +85,7 @@ unsafe impl Backend for Mimalloc {
     unsafe fn allocate_zeroed(size: usize, align: usize) -> *mut u8 {
         // SAFETY: as in `allocate`.
         unsafe {
-            if align <= NATURAL_ALIGN { ffi::mi_zalloc(size).cast() } else { ffi::mi_zalloc_aligned(size, align).cast() }
+            if natural(size, align) { ffi::mi_zalloc(size).cast() } else { ffi::mi_zalloc_aligned(size, align).cast() }
         }
     }
 
@@ -67,7 +93,7 @@ unsafe impl Backend for Mimalloc {
     unsafe fn reallocate(block: *mut u8, _old_size: usize, align: usize, new_size: usize) -> *mut u8 {
         // SAFETY: the block is live and mimalloc's, by the caller's promise.
         unsafe {
-            if align <= NATURAL_ALIGN {
+            if natural(new_size, align) {
                 ffi::mi_realloc(block.cast(), new_size).cast()
             } else {
                 ffi::mi_realloc_aligned(block.cast(), new_size, align).cast()

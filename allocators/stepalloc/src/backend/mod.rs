@@ -21,6 +21,11 @@ pub use jemalloc::{Jemalloc, JemallocTuning};
 #[cfg(feature = "mimalloc")]
 pub use mimalloc::{Mimalloc, MimallocOption};
 
+/// Milliseconds for which a backend that returns unused memory after a while keeps it once a plan serves, if the user
+/// did not say. Their own defaults (10 s, 10 ms) are shorter than some steps, and cost page faults in every one.
+#[cfg(any(feature = "jemalloc", feature = "mimalloc"))]
+const PLANNED_DECAY_MS: isize = 60_000;
+
 /// The alignment that every backend gives without being asked: that of C's `max_align_t`.
 pub const NATURAL_ALIGN: usize = 16;
 
@@ -35,6 +40,13 @@ pub unsafe trait Backend: 'static {
 
     /// Gives what is cached, and not in use, back to the system.
     fn trim();
+
+    /// Called before the process's first allocation.
+    fn begin() {}
+
+    /// Called when a plan comes into force. From then on the backend serves small and persistent blocks only, the same
+    /// in each step: what a step frees the next one wants again.
+    fn planned() {}
 
     /// A block of `size` bytes, or null.
     ///
