@@ -18,8 +18,21 @@ const STEP: u64 = 5000;
 
 fn rust(size: usize, allocator: &impl GlobalAlloc) {
     let layout = Layout::from_size_align(size, 16).expect("a small size");
-    // SAFETY: the size is not 0; the block is freed once, with its layout.
-    unsafe { allocator.dealloc(black_box(allocator.alloc(black_box(layout))), black_box(layout)) }
+    free(allocator, black_box(take(allocator, black_box(layout))), black_box(layout));
+}
+
+/// As `__rust_alloc`, the function through which every Rust program reaches its global allocator.
+#[inline(never)]
+fn take(allocator: &impl GlobalAlloc, layout: Layout) -> *mut u8 {
+    // SAFETY: the size is not 0.
+    unsafe { allocator.alloc(layout) }
+}
+
+/// As `__rust_dealloc`.
+#[inline(never)]
+fn free(allocator: &impl GlobalAlloc, block: *mut u8, layout: Layout) {
+    // SAFETY: `rust` frees each block once, with its layout.
+    unsafe { allocator.dealloc(block, layout) }
 }
 
 /// The backend without us, called as a Rust program would.
@@ -129,7 +142,11 @@ fn main() {
         }
         (0..STEP).for_each(|_| pair(size));
     }
-    assert_eq!(now(), wanted as i32, "the phase asked for is not reached: set START_STATISTIC_STEP and the others");
+    assert_eq!(
+        now(),
+        wanted as i32,
+        "the phase asked for is not reached: set START_STATISTIC_STEP and the others"
+    );
     if wanted != Phase::Planned || size < 32 << 10 {
         (0..STEP).for_each(|_| pair(size));
     }

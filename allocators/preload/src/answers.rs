@@ -51,7 +51,8 @@ pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
         info.hblks += 1;
         info.hblkhd += snapshot.arena_bytes as usize;
         info.uordblks += snapshot.arena_occupied_bytes as usize;
-        info.fordblks += (snapshot.arena_bytes - snapshot.arena_occupied_bytes.min(snapshot.arena_bytes)) as usize;
+        info.fordblks +=
+            (snapshot.arena_bytes - snapshot.arena_occupied_bytes.min(snapshot.arena_bytes)) as usize;
     }
     info
 }

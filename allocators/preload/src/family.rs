@@ -184,7 +184,8 @@ pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: us
 /// `void *memalign(size_t, size_t)`: an alignment that is no power of two is taken for the next one, as glibc does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
-    let Some(align) = align.checked_next_power_of_two().filter(|&align| align < isize::MAX as usize / 2) else {
+    let Some(align) = align.checked_next_power_of_two().filter(|&align| align < isize::MAX as usize / 2)
+    else {
         return fail(libc::EINVAL);
     };
     let align = align.max(NATURAL_ALIGN);

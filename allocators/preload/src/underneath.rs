@@ -360,7 +360,11 @@ unsafe impl Backend for Underneath {
     unsafe fn allocate(size: usize, align: usize) -> *mut u8 {
         // SAFETY: `align` is a power of two.
         or_enomem(unsafe {
-            if align <= NATURAL_ALIGN { (functions().malloc)(size) } else { (functions().memalign)(align, size) }
+            if align <= NATURAL_ALIGN {
+                (functions().malloc)(size)
+            } else {
+                (functions().memalign)(align, size)
+            }
         })
     }
 

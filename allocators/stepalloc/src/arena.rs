@@ -363,7 +363,8 @@ impl Arena {
     pub(crate) fn occupied_bytes(&self) -> usize {
         let words = (self.reserved() >> self.shift()).div_ceil(64) as u32;
         let limit = self.limit.load(Relaxed).div_ceil(64).min(words);
-        (0..limit).map(|index| self.word(index).load(Relaxed).count_ones() as usize).sum::<usize>() << self.shift()
+        (0..limit).map(|index| self.word(index).load(Relaxed).count_ones() as usize).sum::<usize>()
+            << self.shift()
     }
 }
 
@@ -408,7 +409,8 @@ mod tests {
             for start in [0, 1, 63, 64, 70, 127, 300] {
                 let block = arena.claim(Run { start, length }).expect("free");
                 assert_eq!(block as usize, arena.base() + start as usize * 64);
-                for (other, len) in [(start, 1), (start + length - 1, 1), (start + length / 2, 1), (0, 1000)] {
+                for (other, len) in [(start, 1), (start + length - 1, 1), (start + length / 2, 1), (0, 1000)]
+                {
                     assert_eq!(arena.claim(Run { start: other, length: len }), None);
                 }
                 assert_eq!(arena.occupied_bytes(), length as usize * 64);

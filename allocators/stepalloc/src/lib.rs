@@ -1,4 +1,63 @@
-//! Stepalloc: a statistic allocator. (essay to come)
+//! Stepalloc: an allocator that learns a program's step.
+//!
+//! A program that trains, infers, renders or simulates repeats a *step*, and each step asks for the same memory. This
+//! crate's [`StatisticAllocator`] counts steps, records some of them, plans their memory close to the proven minimum,
+//! and then serves each block from its place in one fixed *arena*: no page faults, no searching, no fragmentation. It
+//! is DeepRec's statistic allocator, with its variables and thresholds, over glibc, jemalloc or mimalloc.
+//!
+//! ```
+//! use stepalloc::{Glibc, StatisticAllocator};
+//!
+//! #[global_allocator]
+//! static ALLOCATOR: StatisticAllocator<Glibc> = StatisticAllocator::new(Glibc);
+//!
+//! fn main() {
+//!     for _ in 0..200 {
+//!         let _step = stepalloc::step();
+//!         let activations = vec![0.0f32; 1 << 16];
+//!         let gradients = vec![1.0f32; 1 << 16];
+//!         std::hint::black_box((activations, gradients));
+//!     }
+//!     println!("{}", stepalloc::statistics().to_json());
+//! }
+//! ```
+//!
+//! # The way of an allocation
+//!
+//! ```text
+//! alloc(size)  below the threshold -----------------> backend
+//!              collecting: record ------------------> backend
+//!              planned: the slot of the n-th block of this size in this step
+//!                       free: claim it; busy: another of its size, or a gap -> else backend
+//! free(p)      in the arena: release;            else backend
+//! ```
+//!
+//! # Phases
+//!
+//! *Waiting* counts steps until `START_STATISTIC_STEP`. *Collecting* records blocks of `STEPALLOC_MIN_BYTES` and more,
+//! until more than `STABLE_STATISTIC_STEP` steps in a row changed nothing in what the plan needs, or more than
+//! `MAX_STATISTIC_STEP` were seen. *Planned* serves; when less than nine tenths of the bytes find their slot for
+//! several steps, the needs are collected again while the old plan serves. All [`Settings`] come from the environment.
+//!
+//! # What holds whatever the program does
+//!
+//! A plan is a proposal: a block is served only where a bitmap of what is really occupied says that nothing lives, by
+//! an atomic change of that bitmap. So blocks never overlap, whatever order, sizes and threads the program turns to.
+//! There is no header in or before a block. The allocation path takes no lock, allocates nothing and unwinds nowhere.
+//! Where there is no plan, no arena or no memory for one, the backend serves.
+//!
+//! # Costs and limits
+//!
+//! Blocks below the threshold cost two comparisons more than the backend a pair, in all phases; `benches/instructions.sh`
+//! counts them. While collecting, an event of 32 bytes is kept for each planned-size allocation and free of a step. A
+//! boundary costs two system calls. Memory of the arena stays with the process. Programs whose sizes never repeat gain
+//! nothing: their blocks find gaps at best. Linux with glibc only.
+//!
+//! # Layout
+//!
+//! `step` boundaries -> `phase` the engine -> `recorder` the log -> `collector` needs and plan (by stepalloc-planner) ->
+//! `matcher` which slot -> `arena` is it free; `alloc` and [`route`] the way of a request; [`backend`] what is
+//! underneath; [`os`] every system call.
 
 mod alloc;
 mod arena;
@@ -14,19 +73,25 @@ mod statistics;
 mod step;
 
 pub use alloc::StatisticAllocator;
+pub use backend::Backend;
 #[cfg(feature = "glibc")]
 pub use backend::Glibc;
 #[cfg(feature = "jemalloc")]
 pub use backend::Jemalloc;
 #[cfg(feature = "mimalloc")]
 pub use backend::Mimalloc;
-pub use backend::Backend;
 pub use phase::{boundary, initialise, phase, statistics};
 pub use settings::Settings;
 pub use statistics::{LastSteps, Phase, Statistics};
 pub use step::{Step, step};
 
-/// Sets jemalloc's configuration for the whole program, read at its start.
+/// Sets jemalloc's configuration for the whole program; read when it starts, before `main`, and overruled by
+/// `_RJEM_MALLOC_CONF`. With DeepRec's recommendation:
+///
+/// ```
+/// stepalloc::jemalloc_conf!("background_thread:true,metadata_thp:auto,dirty_decay_ms:20000,muzzy_decay_ms:20000");
+/// # fn main() {}
+/// ```
 #[cfg(feature = "jemalloc")]
 #[macro_export]
 macro_rules! jemalloc_conf {
@@ -41,3 +106,7 @@ macro_rules! jemalloc_conf {
         };
     };
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct ReadmeExamples;

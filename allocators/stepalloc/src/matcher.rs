@@ -37,7 +37,11 @@ impl Class {
             return None;
         }
         let rounded = Self::round(bytes);
-        Some(Self(if align <= SIZE_STEP { rounded as u64 } else { rounded as u64 | u64::from(align.trailing_zeros()) }))
+        Some(Self(if align <= SIZE_STEP {
+            rounded as u64
+        } else {
+            rounded as u64 | u64::from(align.trailing_zeros())
+        }))
     }
 
     /// The class of a request at an alignment that every slot has; for a size no object can have, one that no plan
@@ -208,8 +212,9 @@ impl Matcher {
         let capacity = (classes.len() * 2).next_power_of_two().max(2);
         let mut spare = self.spare.load(Relaxed);
         // SAFETY: null or a mapping made by `Table::map`.
-        let fits = unsafe { spare.as_ref() }
-            .is_some_and(|table| table.class_mask as usize + 1 >= capacity && table.slot_mask as usize + 1 >= slots);
+        let fits = unsafe { spare.as_ref() }.is_some_and(|table| {
+            table.class_mask as usize + 1 >= capacity && table.slot_mask as usize + 1 >= slots
+        });
         if !fits {
             // The smaller mapping stays behind for readers that are late; doubling bounds the sum of them.
             let Some(table) = Table::map(capacity, slots.next_power_of_two().max(1)) else { return false };
@@ -366,7 +371,10 @@ mod tests {
         assert_eq!(matcher.claim(arena, class(40_000)), Match::Unplanned);
         assert_eq!(matcher.claim(arena, class(40_000)), at(20));
         assert_eq!(matcher.claim(arena, class(40_000)), Match::Busy);
-        assert_eq!(matcher.next_step(), Seen { allocations: 6, bytes: 5 * class(40_000).bytes() + class(50_000).bytes() });
+        assert_eq!(
+            matcher.next_step(),
+            Seen { allocations: 6, bytes: 5 * class(40_000).bytes() + class(50_000).bytes() }
+        );
         assert_eq!(arena.release(arena.base() + 10 * 4096), crate::arena::Released::Block);
         assert_eq!(matcher.claim(arena, class(40_000)), at(10), "its own slot is busy, another is free");
         assert_eq!(matcher.next_step().allocations, 1);

@@ -206,7 +206,13 @@ pub fn environment(name: &CStr) -> Option<&'static [u8]> {
 /// Runs `handler` in the child of every later fork.
 pub(crate) fn at_fork_in_child(handler: extern "C" fn()) {
     // SAFETY: the handler is a function of this image and touches atomics only.
-    unsafe { libc::pthread_atfork(None, None, Some(core::mem::transmute::<extern "C" fn(), unsafe extern "C" fn()>(handler))) };
+    unsafe {
+        libc::pthread_atfork(
+            None,
+            None,
+            Some(core::mem::transmute::<extern "C" fn(), unsafe extern "C" fn()>(handler)),
+        )
+    };
 }
 
 /// Runs `handler` when the process exits.

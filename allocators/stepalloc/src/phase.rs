@@ -289,7 +289,9 @@ impl Engine {
             Outcome::More(collector) if !self.ends.is_empty() => {
                 let ends = core::mem::take(&mut self.ends);
                 let settings = *settings;
-                self.run(RECORDER.unread(end) <= EVENTS_HERE, move |here| merge(collector, &ends, &settings, here))
+                self.run(RECORDER.unread(end) <= EVENTS_HERE, move |here| {
+                    merge(collector, &ends, &settings, here)
+                })
             }
             other => Some(other),
         };
@@ -378,7 +380,8 @@ impl Engine {
         }
         let settings = self.settings();
         // Waiting begins again after as many steps as patience asks for.
-        self.settings = Some(Settings { start_step: settings.start_step.max(self.patient_until), ..settings });
+        self.settings =
+            Some(Settings { start_step: settings.start_step.max(self.patient_until), ..settings });
         route::set(planned, false, settings.min_bytes);
     }
 
@@ -458,7 +461,9 @@ extern "C" fn write_json_file() {
     let _ = snapshot.write_json(&mut text);
     let _ = core::fmt::Write::write_str(&mut text, "\n");
     let mut path = [0; 4096];
-    let Some(value) = os::environment(c"STEPALLOC_JSON").filter(|value| value.len() < path.len()) else { return };
+    let Some(value) = os::environment(c"STEPALLOC_JSON").filter(|value| value.len() < path.len()) else {
+        return;
+    };
     path[..value.len()].copy_from_slice(value);
     let Ok(name) = CStr::from_bytes_until_nul(&path) else { return };
     if !os::append(name, text.as_bytes()) {
@@ -472,7 +477,9 @@ extern "C" fn say_statistics(_signal: i32) {
         let snapshot = ENGINE.with(Some(1), |engine| engine.statistics());
         let _ = match snapshot {
             Some(snapshot) => snapshot.write_json(&mut text),
-            None => core::fmt::Write::write_str(&mut text, "stepalloc: at a step boundary just now; ask again"),
+            None => {
+                core::fmt::Write::write_str(&mut text, "stepalloc: at a step boundary just now; ask again")
+            }
         };
         let _ = core::fmt::Write::write_str(&mut text, "\n");
         os::write_all(2, text.as_bytes());

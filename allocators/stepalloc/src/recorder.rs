@@ -197,8 +197,11 @@ mod tests {
         assert_eq!(recorder.head(), 0, "nothing is logged before the log is open");
         assert!(recorder.open());
         let class = Class::of(40_000, 1).expect("possible size");
-        let events =
-            [Event::Allocate { address: 64, class }, Event::Free { address: 64 }, Event::Move { address: 8, class, from: 64 }];
+        let events = [
+            Event::Allocate { address: 64, class },
+            Event::Free { address: 64 },
+            Event::Move { address: 8, class, from: 64 },
+        ];
         for _ in 0..3 {
             for _ in 0..500_000 {
                 events.iter().for_each(|&event| recorder.log(event));

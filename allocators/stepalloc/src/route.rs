@@ -93,7 +93,13 @@ pub(crate) fn set(serving: bool, recording: bool, min_bytes: usize) {
     let flags = if serving { SERVING } else { 0 } | if recording { RECORDING } else { 0 };
     let _ = MODE.fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING) | flags));
     WATCHED_NEGATED.store(ARENA.base().wrapping_neg(), Release);
-    let watched = if recording { usize::MAX } else if serving { ARENA.reserved() } else { 0 };
+    let watched = if recording {
+        usize::MAX
+    } else if serving {
+        ARENA.reserved()
+    } else {
+        0
+    };
     WATCHED_BYTES.store(watched, Release);
     THRESHOLD.store(if flags == 0 { CLOSED } else { min_bytes }, Release);
 }
@@ -200,7 +206,12 @@ unsafe fn allocate_counted<B: Backend>(size: usize, align: usize, slots: u64, nt
 
 /// # Safety
 /// As for [`allocate`]; `served` is null-free, holds `size` bytes at `align`, and is the caller's alone.
-unsafe fn served_or_backend<B: Backend>(served: Option<*mut u8>, size: usize, align: usize, zeroed: bool) -> *mut u8 {
+unsafe fn served_or_backend<B: Backend>(
+    served: Option<*mut u8>,
+    size: usize,
+    align: usize,
+    zeroed: bool,
+) -> *mut u8 {
     // SAFETY: the caller's promise.
     unsafe {
         match served {
@@ -278,7 +289,12 @@ pub fn release_planned(block: *mut u8) -> bool {
 /// # Safety
 /// The block is live, `old_size` and `align` are its own, and `new_size` is not 0.
 #[inline(never)]
-pub unsafe fn reallocate<B: Backend>(block: *mut u8, old_size: usize, align: usize, new_size: usize) -> *mut u8 {
+pub unsafe fn reallocate<B: Backend>(
+    block: *mut u8,
+    old_size: usize,
+    align: usize,
+    new_size: usize,
+) -> *mut u8 {
     let mode = mode::<B>();
     let threshold = threshold();
     let in_arena = ARENA.contains(block as usize);

@@ -99,10 +99,16 @@ pub(crate) fn statistics_signal() -> Option<i32> {
         (b"IO", libc::SIGIO),
         (b"QUIT", libc::SIGQUIT),
     ];
-    read(c"STEPALLOC_STATS_SIGNAL", "USR1, USR2, HUP, ALRM, URG, WINCH, IO or QUIT", None, "no signal", |value| {
-        let name = value.strip_prefix(b"SIG").unwrap_or(value);
-        NAMES.iter().find(|known| known.0 == name).map(|known| Some(known.1))
-    })
+    read(
+        c"STEPALLOC_STATS_SIGNAL",
+        "USR1, USR2, HUP, ALRM, URG, WINCH, IO or QUIT",
+        None,
+        "no signal",
+        |value| {
+            let name = value.strip_prefix(b"SIG").unwrap_or(value);
+            NAMES.iter().find(|known| known.0 == name).map(|known| Some(known.1))
+        },
+    )
 }
 
 /// Reads one variable; `parse` returns `None` for a value that is none.
@@ -149,7 +155,9 @@ mod tests {
         assert_eq!(parse_decimal(b"0"), Some(0));
         assert_eq!(parse_decimal(b"32768"), Some(32_768));
         assert_eq!(parse_decimal(b"18446744073709551615"), Some(u64::MAX));
-        for junk in [&b""[..], b"-1", b"+1", b" 1", b"1 ", b"0x10", b"1e3", b"1k", b"18446744073709551616", b"\xff"] {
+        for junk in
+            [&b""[..], b"-1", b"+1", b" 1", b"1 ", b"0x10", b"1e3", b"1k", b"18446744073709551616", b"\xff"]
+        {
             assert_eq!(parse_decimal(junk), None, "{junk:?}");
         }
     }

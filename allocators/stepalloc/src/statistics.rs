@@ -195,7 +195,11 @@ impl Statistics {
         write!(out, "{{\"pid\": {}, \"program\": \"", self.pid)?;
         let mut path = [0; PROGRAM_BYTES];
         write_escaped(out, os::program(&mut path))?;
-        write!(out, "\", \"backend\": \"{}\", \"phase\": \"{}\", \"steps\": {}", self.backend, self.phase, self.steps)?;
+        write!(
+            out,
+            "\", \"backend\": \"{}\", \"phase\": \"{}\", \"steps\": {}",
+            self.backend, self.phase, self.steps
+        )?;
         match self.planned_at_step {
             Some(step) => write!(out, ", \"planned_at_step\": {step}")?,
             None => out.write_str(", \"planned_at_step\": null")?,
@@ -259,7 +263,12 @@ mod tests {
         assert_eq!(history.last_steps(), LastSteps::default());
         for step in 0..301 {
             let planned = Count { allocations: 1, bytes: 100 };
-            history.push(StepFigures { minor_faults: step, nanoseconds: step * 1_000_000, planned, ..Default::default() });
+            history.push(StepFigures {
+                minor_faults: step,
+                nanoseconds: step * 1_000_000,
+                planned,
+                ..Default::default()
+            });
             let last = history.last_steps();
             assert_eq!(last.count, (step + 1).div_ceil(2).min(100));
             assert_eq!(last.minor_faults_max, step);

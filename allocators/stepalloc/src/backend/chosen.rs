@@ -38,7 +38,13 @@ impl Kind {
 
     /// What `STEPALLOC_BACKEND` says now; an unknown name costs a line on standard error, and is glibc.
     pub fn from_environment() -> Self {
-        settings::read(c"STEPALLOC_BACKEND", "glibc, jemalloc or mimalloc", Self::Glibc, "glibc", Self::from_name)
+        settings::read(
+            c"STEPALLOC_BACKEND",
+            "glibc, jemalloc or mimalloc",
+            Self::Glibc,
+            "glibc",
+            Self::from_name,
+        )
     }
 }
 

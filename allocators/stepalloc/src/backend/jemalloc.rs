@@ -56,16 +56,16 @@ impl Jemalloc {
 fn write<T: Copy>(name: &CStr, mut value: T) -> bool {
     // SAFETY: the callers pass a value of the type the name has; jemalloc checks its size.
     unsafe {
-        ffi::mallctl(name.as_ptr(), ptr::null_mut(), ptr::null_mut(), (&raw mut value).cast(), size_of::<T>()) == 0
+        ffi::mallctl(name.as_ptr(), ptr::null_mut(), ptr::null_mut(), (&raw mut value).cast(), size_of::<T>())
+            == 0
     }
 }
 
 fn read<T: Copy + Default>(name: &CStr) -> Option<T> {
     let (mut value, mut length) = (T::default(), size_of::<T>());
     // SAFETY: as in `write`.
-    let error = unsafe {
-        ffi::mallctl(name.as_ptr(), (&raw mut value).cast(), &mut length, ptr::null_mut(), 0)
-    };
+    let error =
+        unsafe { ffi::mallctl(name.as_ptr(), (&raw mut value).cast(), &mut length, ptr::null_mut(), 0) };
     (error == 0).then_some(value)
 }
 
@@ -85,14 +85,23 @@ unsafe impl Backend for Jemalloc {
     fn trim() {
         // SAFETY: the name is a command without values.
         unsafe {
-            ffi::mallctl(c"thread.tcache.flush".as_ptr(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0);
+            ffi::mallctl(
+                c"thread.tcache.flush".as_ptr(),
+                ptr::null_mut(),
+                ptr::null_mut(),
+                ptr::null_mut(),
+                0,
+            );
             ffi::mallctl(ALL_ARENAS.as_ptr(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0);
         }
     }
 
     fn planned() {
         let unless_set = |name| (read::<isize>(name) == Some(DEFAULT_DECAY_MS)).then_some(PLANNED_DECAY_MS);
-        Self::tune(JemallocTuning { dirty_decay_ms: unless_set(c"arenas.dirty_decay_ms"), ..Default::default() });
+        Self::tune(JemallocTuning {
+            dirty_decay_ms: unless_set(c"arenas.dirty_decay_ms"),
+            ..Default::default()
+        });
     }
 
     #[inline]

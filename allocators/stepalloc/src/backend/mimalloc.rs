@@ -77,7 +77,11 @@ unsafe impl Backend for Mimalloc {
     unsafe fn allocate(size: usize, align: usize) -> *mut u8 {
         // SAFETY: the alignment is a power of two.
         unsafe {
-            if natural(size, align) { ffi::mi_malloc(size).cast() } else { ffi::mi_malloc_aligned(size, align).cast() }
+            if natural(size, align) {
+                ffi::mi_malloc(size).cast()
+            } else {
+                ffi::mi_malloc_aligned(size, align).cast()
+            }
         }
     }
 
@@ -85,7 +89,11 @@ unsafe impl Backend for Mimalloc {
     unsafe fn allocate_zeroed(size: usize, align: usize) -> *mut u8 {
         // SAFETY: as in `allocate`.
         unsafe {
-            if natural(size, align) { ffi::mi_zalloc(size).cast() } else { ffi::mi_zalloc_aligned(size, align).cast() }
+            if natural(size, align) {
+                ffi::mi_zalloc(size).cast()
+            } else {
+                ffi::mi_zalloc_aligned(size, align).cast()
+            }
         }
     }
 
