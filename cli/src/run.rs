@@ -130,6 +130,9 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
     command.env("STEPALLOC_JSON", &figures).env("STEPALLOC_ATTACHED", &attached);
     if let Some(backend) = arguments.backend {
         command.env("STEPALLOC_BACKEND", backend.name());
+    } else if std::env::var_os("STEPALLOC_BACKEND").is_some() && known_backend().is_none() {
+        // This process's own allocator has complained already.
+        command.env("STEPALLOC_BACKEND", Backend::Glibc.name());
     }
     let signals = Forward::for_program();
     let child = command.spawn().map_err(|source| not_started(program, source))?;
@@ -205,11 +208,15 @@ fn was_loaded(attached: &Path, pid: u32) -> bool {
     told.lines().any(|line| line.trim().parse() == Ok(pid))
 }
 
+/// The backend that the environment names, if there is one of that name.
+fn known_backend() -> Option<String> {
+    let setting = std::env::var("STEPALLOC_BACKEND").ok()?;
+    ["glibc", "jemalloc", "mimalloc"].contains(&setting.as_str()).then_some(setting)
+}
+
 /// The object of a process that left none: it made no steps, was killed, or the library was not in it.
 fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) -> Value {
-    let setting = std::env::var("STEPALLOC_BACKEND").ok();
-    let known = setting.filter(|name| ["glibc", "jemalloc", "mimalloc"].contains(&name.as_str()));
-    let backend = backend.map(|backend| backend.name().to_owned()).or(known);
+    let backend = backend.map(|backend| backend.name().to_owned()).or_else(known_backend);
     let mut process = json!({
         "pid": pid,
         "program": name,

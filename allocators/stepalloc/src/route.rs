@@ -19,8 +19,9 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 /// The least size in bytes that does not go to the backend at once. 0 until the allocator is first used, so that the
 /// first request comes here and names the backend.
 pub static THRESHOLD: AtomicUsize = AtomicUsize::new(0);
-/// The threshold while there is nothing to plan or record: sizes from here on no object can have.
-const CLOSED: usize = isize::MAX as usize + 1;
+/// The threshold while there is nothing to plan or record: no address space holds such a block, and the way out of line
+/// can say so as its caller wants.
+const CLOSED: usize = 1 << 47;
 /// The watched range, from its first address (negated, so that one addition gives an offset) to its length.
 pub static WATCHED_NEGATED: AtomicUsize = AtomicUsize::new(0);
 /// Bytes of the watched range.
