@@ -141,6 +141,8 @@ fn main() {
             break;
         }
         (0..STEP).for_each(|_| pair(size));
+        // So many blocks are planned beside the program.
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     assert_eq!(
         now(),

@@ -88,7 +88,9 @@ unsafe impl Backend for Glibc {
     }
 }
 
+// Out of line, so that the way for natural alignments needs no room on the stack.
 #[cold]
+#[inline(never)]
 unsafe fn aligned(size: usize, align: usize) -> *mut u8 {
     let mut block = ptr::null_mut();
     // SAFETY: the alignment is a power of two above that of a pointer; the result is written on success only.
