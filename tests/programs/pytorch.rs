@@ -10,8 +10,8 @@ use std::process::Command;
 
 /// Debian's; others on the path do not see its packages.
 const PYTHON: &str = "/usr/bin/python3";
-/// Enough for a plan after the eighth step or so, and as many again that it serves.
-const STEPS: &str = "24";
+/// As many as the figures of the README are of: a plan after the eighth step or so, and thirty that it serves.
+const STEPS: &str = "40";
 /// Bytes of the arena for each byte of the largest load.
 const MOST_ARENA: f64 = 1.02;
 /// The share of the planned bytes that the backend may serve.
