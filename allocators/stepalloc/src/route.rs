@@ -92,7 +92,7 @@ pub fn usable_bytes(address: usize) -> usize {
 /// Opens or closes the ways here, by what the engine does now.
 pub(crate) fn set(serving: bool, recording: bool, min_bytes: usize) {
     let flags = if serving { SERVING } else { 0 } | if recording { RECORDING } else { 0 };
-    let _ = MODE.fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING) | flags));
+    // First the range, then the mode: whoever is handed a block of the arena must find its address watched.
     WATCHED_NEGATED.store(ARENA.base().wrapping_neg(), Release);
     let watched = if recording {
         usize::MAX
@@ -102,6 +102,7 @@ pub(crate) fn set(serving: bool, recording: bool, min_bytes: usize) {
         0
     };
     WATCHED_BYTES.store(watched, Release);
+    let _ = MODE.fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING) | flags));
     THRESHOLD.store(if flags == 0 { CLOSED } else { min_bytes }, Release);
 }
 
