@@ -18,7 +18,7 @@ use crate::settings::{self, Settings};
 use crate::statistics::{Count, History, JSON_BYTES, LastSteps, Phase, Statistics, StepFigures};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::*};
 use std::thread::{self, JoinHandle};
 use stepalloc_planner::StepProblem;
 
@@ -41,13 +41,19 @@ const PATIENCE_MAX: u64 = 4096;
 /// The lock is waited for at most this often at the end of the process, when its holder may be gone.
 const EXIT_ATTEMPTS: u32 = 1000;
 
-static ENGINE: Lock = Lock { held: AtomicBool::new(false), engine: UnsafeCell::new(Engine::new()) };
-/// What `fork` found: 0 no fork, 1 a child, 2 a child made while another thread held the lock.
+static ENGINE: Lock = Lock { holder: AtomicU32::new(0), engine: UnsafeCell::new(Engine::new()) };
+/// What a fork left in this process: nothing, or one of the two below. The next boundary sees to it.
 static FORKED: AtomicU8 = AtomicU8::new(0);
+/// This process was forked.
+const CHILD: u8 = 1;
+/// It was forked while another thread held the lock: the engine may be half changed.
+const TORN: u8 = 2;
 
-/// A lock that spins, of which nothing is left held after a fork.
+/// A lock that spins, and that a forked child finds free: it knows which process its holder belongs to. (A handler of
+/// fork could free it too, but one that is registered while another thread forks does not run.)
 struct Lock {
-    held: AtomicBool,
+    /// The process id; 0 while nobody holds the lock.
+    holder: AtomicU32,
     engine: UnsafeCell<Engine>,
 }
 
@@ -56,17 +62,22 @@ unsafe impl Sync for Lock {}
 
 impl Lock {
     fn with<R>(&self, attempts: Option<u32>, body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+        let process = os::pid();
         let mut tried = 0;
-        while self.held.swap(true, Acquire) {
+        while let Err(holder) = self.holder.compare_exchange(0, process, Acquire, Relaxed) {
+            if holder != process && self.holder.compare_exchange(holder, process, Acquire, Relaxed).is_ok() {
+                FORKED.store(TORN, Relaxed);
+                break;
+            }
             tried += 1;
             if attempts.is_some_and(|most| tried >= most) {
                 return None;
             }
             os::yield_now();
         }
-        // SAFETY: `held` was false, and is true until the store below.
+        // SAFETY: only one thread of this process changed `holder` to this process, and it is changed back below.
         let result = body(unsafe { &mut *self.engine.get() });
-        self.held.store(false, Release);
+        self.holder.store(0, Release);
         Some(result)
     }
 }
@@ -188,7 +199,7 @@ impl Engine {
         let settings = self.settings();
         match FORKED.swap(0, Acquire) {
             0 => {}
-            found => self.begin_anew(found == 2),
+            found => self.begin_anew(found == TORN),
         }
         let (faults, now) = (os::minor_faults(), os::now_ns());
         let counted = self.figures(faults, now);
@@ -445,9 +456,9 @@ fn trim() {
 }
 
 extern "C" fn after_fork() {
-    FORKED.store(if ENGINE.held.load(Relaxed) { 2 } else { 1 }, Release);
+    // A child of a child that has not looked at it yet stays torn.
+    FORKED.fetch_max(CHILD, Relaxed);
     route::stop_recording();
-    ENGINE.held.store(false, Release);
 }
 
 extern "C" fn write_json_file() {
