@@ -3,7 +3,7 @@
 //! `pairs WAY BACKEND SIZE PHASE COUNT`: WAY is `bare` (the backend alone), `rust` (`StatisticAllocator`) or `c`
 //! (malloc and free of what is preloaded) or `bare-c` (the backend's own malloc and free) or `nothing` (the loop alone, of BACKEND `rust` or `c`); PHASE is `waiting`,
 //! `collecting` or `planned`. First the phase is reached by steps of 5000 pairs; then COUNT pairs are made in one more
-//! step, at most as many, so that each finds the slot planned for it.
+//! step; at most 5000 of a planned size, so that each finds the slot planned for it.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
@@ -149,10 +149,11 @@ fn main() {
         wanted as i32,
         "the phase asked for is not reached: set START_STATISTIC_STEP and the others"
     );
-    if wanted != Phase::Planned || size < 32 << 10 {
+    let is_planned = wanted == Phase::Planned && size >= 32 << 10;
+    if !is_planned {
         (0..STEP).for_each(|_| pair(size));
     }
-    measured_pairs(pair, size, count.min(STEP));
+    measured_pairs(pair, size, if is_planned { count.min(STEP) } else { count });
 }
 
 /// What callgrind counts (`--toggle-collect`).

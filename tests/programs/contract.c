@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -315,6 +316,18 @@ static void free_keeps_errno(void) {
         cfree_(blocks[1]);
         free_sized_(blocks[2], sizes[i]);
         free_aligned_sized_(blocks[3], 4096, sizes[i]);
+        CHECK(errno == 1234);
+    }
+    // Pages that the program locked cannot be given back to the system, which a backend may try now or later.
+    for (unsigned i = 0; i < 10; i++) {
+        char *block = malloc((i % 5 + 1) * MIB);
+        void *small = malloc(1000);
+        CHECK(block != NULL && small != NULL);
+        char *page = (char *)(((uintptr_t)block + 4095) / 4096 * 4096);
+        CHECK(mlock(page, 4096) == 0);
+        errno = 1234;
+        free(block);
+        free(small);
         CHECK(errno == 1234);
     }
     errno = 1234;

@@ -56,13 +56,18 @@ unsafe extern "C" fn allocate_natural(size: usize) -> *mut c_void {
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(block: *mut c_void) {
-    // As for malloc, in five instructions.
+    // As for malloc: three instructions where the address is above the arena, seven where it is below.
     core::arch::naked_asm!(
-        "mov rax, qword ptr [rip + {negated}]",
-        "add rax, rdi",
-        "cmp rax, qword ptr [rip + {bytes}]",
+        "cmp rdi, qword ptr [rip + {end}]",
+        "jb 2f",
+        "jmp qword ptr [rip + {backend}]",
+        "2:",
+        "mov rsi, qword ptr [rip + {negated}]",
+        "add rsi, rdi",
+        "cmp rsi, qword ptr [rip + {bytes}]",
         "jb {watched}",
         "jmp qword ptr [rip + {backend}]",
+        end = sym route::WATCHED_END,
         negated = sym route::WATCHED_NEGATED,
         bytes = sym route::WATCHED_BYTES,
         watched = sym free_watched,
@@ -78,13 +83,18 @@ pub unsafe extern "C" fn free(block: *mut c_void) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(block: *mut c_void) {
     // SAFETY: by the caller's promise the block is live; outside the watched range it is the backend's.
-    unsafe { if route::watches(block as usize) { free_watched(block) } else { (functions().free)(block) } }
+    unsafe {
+        match route::watched_offset(block as usize) {
+            Some(offset) => free_watched(block, offset),
+            None => (functions().free)(block),
+        }
+    }
 }
 
 /// # Safety
-/// As for `free`.
-unsafe extern "C" fn free_watched(block: *mut c_void) {
-    if !route::release_planned(block.cast()) {
+/// As for `free`; `offset` is the block's in the watched range.
+unsafe extern "C" fn free_watched(block: *mut c_void, offset: usize) {
+    if !route::release_at(offset) {
         // SAFETY: the caller's promise.
         unsafe { free_otherwise(block) };
     }

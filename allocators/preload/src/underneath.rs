@@ -6,7 +6,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
-use core::sync::atomic::{AtomicIsize, AtomicPtr, Ordering::*};
+use core::sync::atomic::{AtomicPtr, Ordering::*};
 use statistic::Backend;
 use statistic::backend::{Jemalloc, Kind, Mimalloc};
 use std::alloc::{GlobalAlloc, Layout};
@@ -68,7 +68,7 @@ static MIMALLOC: Functions = Functions {
     name: "mimalloc",
     kind: Kind::Mimalloc,
     malloc: mimalloc_malloc,
-    free: mimalloc_free,
+    free: libmimalloc_sys::mi_free,
     calloc: mimalloc_calloc,
     realloc: mimalloc_realloc,
     memalign: mimalloc_memalign,
@@ -118,7 +118,6 @@ fn choose() -> &'static Functions {
         Kind::Jemalloc => &JEMALLOC,
         Kind::Mimalloc => &MIMALLOC,
     };
-    find_errno();
     if functions.kind == Kind::Mimalloc {
         Mimalloc::begin();
     }
@@ -261,50 +260,45 @@ unsafe extern "C" fn mimalloc_memalign(align: usize, size: usize) -> *mut c_void
     unsafe { or_enomem(libmimalloc_sys::mi_malloc_aligned(size, align)).cast() }
 }
 
-/// mimalloc's free may purge, and a refused purge sets errno. glibc's and jemalloc's keep it themselves.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe extern "C" fn mimalloc_free(block: *mut c_void) {
-    // SAFETY: this thread's errno; the rest is the caller's promise.
-    unsafe {
-        let place = libc::__errno_location();
-        let before = *place;
-        libmimalloc_sys::mi_free(block);
-        *place = before;
-    }
+// glibc's free keeps errno itself. jemalloc's and mimalloc's may return pages to the system, which can be refused (for a
+// page that the program locked, say), and errno says so then. The linker leads this library's calls of these two functions
+// to us (`--wrap`), and we keep errno as it was. jemalloc only looks at whether they failed; mimalloc takes errno for
+// that, does no more about it than to mention it if asked to, and is told that all went well.
+
+unsafe extern "C" {
+    fn __real_munmap(start: *mut c_void, bytes: usize) -> c_int;
+    fn __real_madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int;
 }
 
-/// Bytes from the thread pointer to errno: the same in every thread, since the C library's thread-locals are allotted
-/// when the program starts.
+// By hand, because a function that Rust exports to the linker would be exported by the library too.
 #[cfg(target_arch = "x86_64")]
-static ERRNO_OFFSET: AtomicIsize = AtomicIsize::new(0);
+macro_rules! wrap {
+    ($name:literal, $function:path) => {
+        core::arch::global_asm!(concat!(".globl ", $name), concat!($name, ": jmp {}"), sym $function);
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! wrap {
+    ($name:literal, $function:path) => {
+        core::arch::global_asm!(concat!(".globl ", $name), concat!($name, ": b {}"), sym $function);
+    };
+}
+wrap!("__wrap_munmap", munmap);
+wrap!("__wrap_madvise", madvise);
 
-/// The same without a call: errno is read and written at its offset from the thread pointer.
-#[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-unsafe extern "C" fn mimalloc_free(block: *mut c_void) {
-    core::arch::naked_asm!(
-        "mov rax, qword ptr [rip + {offset}]",
-        "mov eax, dword ptr fs:[rax]",
-        "push rax",
-        "call {free}",
-        "pop rcx",
-        "mov rax, qword ptr [rip + {offset}]",
-        "mov dword ptr fs:[rax], ecx",
-        "ret",
-        offset = sym ERRNO_OFFSET,
-        free = sym libmimalloc_sys::mi_free,
-    )
+unsafe extern "C" fn munmap(start: *mut c_void, bytes: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    keeping_errno(|| unsafe { __real_munmap(start, bytes) })
 }
 
-/// Learns where errno lies.
-fn find_errno() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the first word at the thread pointer is the thread pointer itself (System V ABI, thread-local storage).
-    unsafe {
-        let thread: isize;
-        core::arch::asm!("mov {}, qword ptr fs:[0]", out(reg) thread, options(nostack, readonly, preserves_flags));
-        ERRNO_OFFSET.store(libc::__errno_location() as isize - thread, Relaxed);
-    }
+unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    keeping_errno(|| unsafe { __real_madvise(start, bytes, advice) })
+}
+
+fn keeping_errno(call: impl FnOnce() -> c_int) -> c_int {
+    let result = statistic::os::keeping_errno(call);
+    if functions().kind == Kind::Mimalloc { 0 } else { result }
 }
 
 unsafe extern "C" fn first_malloc(size: usize) -> *mut c_void {

@@ -5,11 +5,11 @@
 //! plan. Allocations of other classes do not disturb it, threads race through it with one atomic addition, and a step
 //! that repeats exactly hits every slot.
 //!
-//! The tables are a proposal only: what they say is checked by [`Arena::claim`]. They may therefore be rewritten for
-//! a new plan while a thread still reads them; all entries are atomics and every index is bounded by the mapping's
-//! fixed capacity, so such a thread reads a strange slot at worst, and the claim decides.
+//! What the tables say is a proposal only, checked by the arena. A table never changes but for its counters. When a new
+//! plan replaces it, its pages are given back to the system: a thread that still reads it finds zeros, which is to say no
+//! class and no slot. Its addresses are never used again.
 
-use crate::arena::{Arena, Run};
+use crate::arena::{Arena, ReadyRun, Run};
 use crate::os;
 use core::mem::size_of;
 use core::ptr;
@@ -20,9 +20,6 @@ const SIZE_STEP: usize = 1 << crate::arena::GRANULE_MIN_SHIFT;
 /// Slots of one class that are tried when the proposed one is busy. Under threads that race, a free one is found
 /// after a few; a class with so many busy slots has overflowed, and a gap is found faster.
 const OTHER_SLOTS_TRIED: u32 = 256;
-
-/// The process's matcher.
-pub(crate) static MATCHER: Matcher = Matcher::empty();
 
 /// A class of blocks: size rounded up to 64 bytes, with log2 of an alignment above 64 in the low bits. Never 0 for
 /// a size that is planned.
@@ -106,8 +103,9 @@ pub(crate) enum Match {
 pub(crate) enum Quick {
     /// The slot planned for the request.
     Block(*mut u8),
-    /// Not served yet, but counted: the class's slots and the request's number, for [`Matcher::claim_counted`].
-    Counted(u64, u32),
+    /// Not served yet, but counted: the slot planned for it whose bits lie in several words, if it has one, and the
+    /// request's number in its class, for [`Matcher::claim_counted`].
+    Counted(ReadyRun, u32),
     /// Neither found nor counted.
     Uncounted,
 }
@@ -119,117 +117,133 @@ pub(crate) struct Seen {
     pub(crate) bytes: u64,
 }
 
-/// The tables of the plan in force.
+/// The table of the plan in force.
 pub(crate) struct Matcher {
     current: AtomicPtr<Table>,
-    /// The tables of the plan before, rewritten for the next one.
-    spare: AtomicPtr<Table>,
 }
 
-/// One mapping: this header, then the classes, then the slots. Never unmapped; the header never changes.
-#[repr(C)]
+/// In one mapping: the slots, the last one first; this header; the classes. So both are found from the header's address,
+/// and no word that reads as 0 already leads a late reader from one kind to the other.
+#[repr(C, align(32))]
 struct Table {
     /// Number of classes less 1; the number is a power of two.
-    class_mask: u32,
-    /// Number of slots less 1; the number is a power of two.
-    slot_mask: u32,
-    /// Bytes from the header to the first slot.
-    slots_at: usize,
+    class_mask: AtomicU32,
+    /// Bytes of the slots before the header.
+    slot_bytes: usize,
+    /// Bytes of the mapping.
+    bytes: usize,
+}
+
+/// The two words of a [`ReadyRun`]; [`ReadyRun::NONE`] is a block that the plan leaves to the backend.
+#[repr(C, align(16))]
+struct SlotEntry {
+    run: AtomicU64,
+    bits: AtomicU64,
 }
 
 #[repr(C, align(32))]
 struct ClassEntry {
     /// 0: empty.
     class: AtomicU64,
-    /// Index of the first slot, and in the high half the number of slots.
-    slots: AtomicU64,
+    /// Index of the first slot.
+    first: AtomicU32,
+    /// Number of slots.
+    count: AtomicU32,
     /// Allocations of this class in the running step.
     counter: AtomicU32,
 }
 
+/// What is looked at before there is a plan: one empty class.
+#[repr(C)]
+struct NoTable {
+    header: Table,
+    class: ClassEntry,
+}
+
+static NO_TABLE: NoTable = NoTable {
+    header: Table { class_mask: AtomicU32::new(0), slot_bytes: 0, bytes: 0 },
+    class: ClassEntry {
+        class: AtomicU64::new(0),
+        first: AtomicU32::new(0),
+        count: AtomicU32::new(0),
+        counter: AtomicU32::new(0),
+    },
+};
+
 impl Matcher {
-    const fn empty() -> Self {
-        Self { current: AtomicPtr::new(ptr::null_mut()), spare: AtomicPtr::new(ptr::null_mut()) }
+    pub(crate) const fn empty() -> Self {
+        let none = (&raw const NO_TABLE).cast::<Table>().cast_mut();
+        Self { current: AtomicPtr::new(none) }
     }
 
-    fn table(&self) -> Option<&Table> {
-        // SAFETY: null or a mapping made by `Table::map`, which is never unmapped.
-        unsafe { self.current.load(Acquire).as_ref() }
+    #[inline(always)]
+    fn table(&self) -> &Table {
+        // SAFETY: `NO_TABLE`, or a mapping made by `Table::map`, which is never unmapped.
+        unsafe { &*self.current.load(Acquire) }
     }
 
     /// Looks up a request, counts it in its class and claims the slot planned for it, if that is quickly done.
+    ///
+    /// # Safety
+    /// The plan in force was installed for this arena.
     #[inline(always)]
-    pub(crate) fn claim_quickly(&self, arena: &Arena, class: Class) -> Quick {
-        let Some(table) = self.table() else { return Quick::Uncounted };
+    pub(crate) unsafe fn claim_quickly(&self, arena: &Arena, class: Class) -> Quick {
+        let table = self.table();
         let entry = table.class(table.home(class));
         // An empty entry has no slots, so a class of 0 finds none either.
         if entry.class.load(Relaxed) != class.0 {
             return Quick::Uncounted;
         }
         let nth = entry.counter.fetch_add(1, Relaxed);
-        let slots = entry.slots.load(Relaxed);
-        if nth < (slots >> 32) as u32 {
-            let start = table.slot((slots as u32).wrapping_add(nth)).load(Relaxed);
-            if let Some(block) = arena.claim_quickly(start, class.bytes() as usize) {
-                return Quick::Block(block);
-            }
+        // In this order: whoever finds a count has found the first slot.
+        let first = entry.first.load(Acquire);
+        if nth >= entry.count.load(Relaxed) {
+            return Quick::Counted(ReadyRun::NONE, nth);
         }
-        Quick::Counted(slots, nth)
+        let slot = table.slot(first + nth);
+        if slot.bits == 0 {
+            return Quick::Counted(slot, nth);
+        }
+        // SAFETY: a slot of this class in this arena.
+        match unsafe { arena.claim_ready(slot) } {
+            Some(block) => Quick::Block(block),
+            None => Quick::Counted(ReadyRun::NONE, nth),
+        }
     }
 
     /// Looks up a request, counts it in its class and claims a slot for it.
     pub(crate) fn claim(&self, arena: &Arena, class: Class) -> Match {
-        let Some(entry) = self.table().and_then(|table| table.find(class)) else { return Match::Unknown };
-        let nth = entry.counter.fetch_add(1, Relaxed);
-        self.claim_counted(arena, class, entry.slots.load(Relaxed), nth)
+        let table = self.table();
+        let Some(entry) = table.find(class) else { return Match::Unknown };
+        table.claim(arena, class, entry, entry.counter.fetch_add(1, Relaxed))
     }
 
     /// Claims a slot for a request that was counted: the one planned for it, or else another of its class.
-    pub(crate) fn claim_counted(&self, arena: &Arena, class: Class, slots: u64, nth: u32) -> Match {
-        let Some(table) = self.table() else { return Match::Unknown };
-        let (first, count) = (slots as u32, (slots >> 32) as u32);
-        let slot = |at: u32| table.slot(first.wrapping_add(at)).load(Relaxed);
-        if nth < count && slot(nth) == NO_SLOT {
-            return Match::Unplanned;
-        }
-        let mut at = nth.min(count);
-        for _ in 0..count.min(OTHER_SLOTS_TRIED) {
-            if at >= count {
-                at = 0;
-            }
-            if let Some(block) = claim_slot(arena, slot(at), class) {
-                return Match::Slot(block);
-            }
-            at += 1;
-        }
-        Match::Busy
+    pub(crate) fn claim_counted(&self, arena: &Arena, class: Class, nth: u32) -> Match {
+        let table = self.table();
+        let Some(entry) = table.find(class) else { return Match::Unknown };
+        table.claim(arena, class, entry, nth)
     }
 
-    /// Puts a new plan in force. `false` where the system has no memory for its tables; the old plan stays then.
+    /// Puts a new plan in force. `false` where the system has no memory for its table; the old plan stays then.
     /// Called under the engine's lock.
-    pub(crate) fn install(&self, classes: &[ClassSlots]) -> bool {
-        let slots: usize = classes.iter().map(|class| class.slots.len()).sum();
-        let capacity = (classes.len() * 2).next_power_of_two().max(2);
-        let mut spare = self.spare.load(Relaxed);
-        // SAFETY: null or a mapping made by `Table::map`.
-        let fits = unsafe { spare.as_ref() }.is_some_and(|table| {
-            table.class_mask as usize + 1 >= capacity && table.slot_mask as usize + 1 >= slots
-        });
-        if !fits {
-            // The smaller mapping stays behind for readers that are late; doubling bounds the sum of them.
-            let Some(table) = Table::map(capacity, slots.next_power_of_two().max(1)) else { return false };
-            spare = table;
+    ///
+    /// # Safety
+    /// All slots lie inside what the arena's `resize` granted.
+    pub(crate) unsafe fn install(&self, arena: &Arena, classes: &[ClassSlots]) -> bool {
+        let Some(table) = Table::map(arena, classes) else { return false };
+        let old = self.current.swap(table, Release);
+        if !ptr::eq(old, &raw const NO_TABLE.header) {
+            // SAFETY: a mapping made by `Table::map`, in which readers find their way when all or part of it is zeros.
+            unsafe { os::discard(old.byte_sub((*old).slot_bytes).cast(), (*old).bytes) };
         }
-        // SAFETY: a mapping made by `Table::map`; other threads may read it, hence atomics only.
-        unsafe { &*spare }.fill(classes);
-        self.spare.store(self.current.swap(spare, Release), Relaxed);
         true
     }
 
     /// Begins a new step: sets all counters to zero and returns what they had counted.
     pub(crate) fn next_step(&self) -> Seen {
         let mut seen = Seen::default();
-        for entry in self.table().into_iter().flat_map(Table::classes) {
+        for entry in self.table().classes() {
             let count = u64::from(entry.counter.swap(0, Relaxed));
             seen.allocations += count;
             seen.bytes += count * Class(entry.class.load(Relaxed)).bytes();
@@ -238,53 +252,96 @@ impl Matcher {
     }
 }
 
-/// Where a table has no slot: beyond every limit.
-const NO_SLOT: u32 = u32::MAX;
-
 fn claim_slot(arena: &Arena, start: u32, class: Class) -> Option<*mut u8> {
     let length = u32::try_from(arena.granules_of(class.bytes() as usize)).ok()?;
     let block = arena.claim(Run { start, length })?;
-    // Only a table that is being rewritten under us proposes a slot of another alignment.
-    if !(block as usize).is_multiple_of(class.align() as usize) {
-        arena.release(block as usize);
-        return None;
-    }
+    debug_assert!((block as usize).is_multiple_of(class.align() as usize));
     Some(block)
 }
 
 impl Table {
-    /// A table of at least these numbers of classes and slots, both powers of two.
-    fn map(classes: usize, slots: usize) -> Option<*mut Self> {
-        let slots_at = size_of::<ClassEntry>() * (classes + 1);
-        let header = Self {
-            class_mask: u32::try_from(classes - 1).ok()?,
-            slot_mask: u32::try_from(slots - 1).ok()?,
-            slots_at,
+    /// Claims a slot of an entry for the request of number `nth`.
+    fn claim(&self, arena: &Arena, class: Class, entry: &ClassEntry, nth: u32) -> Match {
+        // In this order, see `claim_quickly`.
+        let (first, count) = (entry.first.load(Acquire), entry.count.load(Relaxed));
+        let slot = |at: u32| self.slot(first + at);
+        if nth < count && slot(nth) == ReadyRun::NONE {
+            return Match::Unplanned;
+        }
+        let mut at = nth.min(count);
+        for _ in 0..count.min(OTHER_SLOTS_TRIED) {
+            if at >= count {
+                at = 0;
+            }
+            if let Some(block) = claim_slot(arena, slot(at).start(), class) {
+                return Match::Slot(block);
+            }
+            at += 1;
+        }
+        Match::Busy
+    }
+
+    /// The table of a plan; `None` where the system has no memory for it.
+    fn map(arena: &Arena, classes: &[ClassSlots]) -> Option<*mut Self> {
+        let slots: usize = classes.iter().map(|class| class.slots.len()).sum();
+        u32::try_from(slots).ok()?;
+        let slot_bytes = (slots * size_of::<SlotEntry>()).next_multiple_of(align_of::<Self>());
+        // At most half of the entries are taken.
+        let capacity = (classes.len() * 2).next_power_of_two();
+        let class_mask = u32::try_from(capacity - 1).ok()?.into();
+        let bytes = slot_bytes + size_of::<Self>() + capacity * size_of::<ClassEntry>();
+        let map: *mut Self = os::map(bytes)?.wrapping_add(slot_bytes).cast();
+        // SAFETY: inside a fresh mapping that is large enough, aligned; zeros are valid entries.
+        let table = unsafe {
+            map.write(Self { class_mask, slot_bytes, bytes });
+            &*map
         };
-        let table: *mut Self = os::map(slots_at + slots * size_of::<AtomicU32>())?.cast();
-        // SAFETY: a fresh mapping, page-aligned and large enough; zeros are valid entries.
-        unsafe { table.write(header) };
-        Some(table)
+        let mut first = 0;
+        for class in classes {
+            let length = u32::try_from(arena.granules_of(class.class.bytes() as usize)).ok()?;
+            for (index, slot) in (first..).zip(&class.slots) {
+                let ready = slot.map_or(ReadyRun::NONE, |start| ReadyRun::of(Run { start, length }));
+                let entry = table.slot_entry(index);
+                entry.run.store(ready.run, Relaxed);
+                entry.bits.store(ready.bits, Relaxed);
+            }
+            let mut index = table.home(class.class);
+            while table.class(index).class.load(Relaxed) != 0 {
+                index = index.wrapping_add(1);
+            }
+            let entry = table.class(index);
+            entry.first.store(first, Relaxed);
+            entry.count.store(class.slots.len() as u32, Relaxed);
+            entry.class.store(class.class.0, Relaxed);
+            first += class.slots.len() as u32;
+        }
+        Some(map)
     }
 
     /// All classes; the first lies where the header's own room, that of one entry, ends.
     fn classes(&self) -> impl Iterator<Item = &ClassEntry> {
-        (0..=self.class_mask).map(|index| self.class(index))
+        (0..=self.class_mask.load(Relaxed)).map(|index| self.class(index))
     }
 
     #[inline(always)]
     fn class(&self, index: u32) -> &ClassEntry {
-        let index = (index & self.class_mask) as usize;
-        // SAFETY: the header is followed by `class_mask + 1` entries, zeroed or written as atomics; a mapping is
-        // page-aligned.
-        unsafe { &*ptr::from_ref(self).cast::<ClassEntry>().add(1 + index) }
+        let index = (index & self.class_mask.load(Relaxed)) as usize;
+        // SAFETY: the header is followed by `class_mask + 1` entries, and by one at least where it reads as 0.
+        unsafe { &*ptr::from_ref(self).add(1).cast::<ClassEntry>().add(index) }
+    }
+
+    /// A slot of an entry in this table.
+    #[inline(always)]
+    fn slot(&self, index: u32) -> ReadyRun {
+        let entry = self.slot_entry(index);
+        // In this order: whoever finds bits has found their run.
+        ReadyRun { run: entry.run.load(Acquire), bits: entry.bits.load(Relaxed) }
     }
 
     #[inline(always)]
-    fn slot(&self, index: u32) -> &AtomicU32 {
-        let index = (index & self.slot_mask) as usize;
-        // SAFETY: `slots_at` names the `slot_mask + 1` slots behind the classes in the same mapping.
-        unsafe { &*ptr::from_ref(self).byte_add(self.slots_at).cast::<AtomicU32>().add(index) }
+    fn slot_entry(&self, index: u32) -> &SlotEntry {
+        // SAFETY: callers pass an index below the number of slots, which lie before the header.
+        unsafe { &*ptr::from_ref(self).cast::<SlotEntry>().sub(1 + index as usize) }
     }
 
     /// Where a class is looked for first: the high bits of a product with an odd constant (Knuth, TAOCP 3, 6.4).
@@ -296,9 +353,8 @@ impl Table {
     #[inline(never)]
     fn find(&self, class: Class) -> Option<&ClassEntry> {
         let home = self.home(class);
-        // At most half of the entries are taken, so an empty one ends the search; the bound is for a table that is
-        // being rewritten.
-        for step in 0..=self.class_mask {
+        // At most half of the entries are taken, so an empty one ends the search.
+        for step in 0..=self.class_mask.load(Relaxed) {
             let entry = self.class(home.wrapping_add(step));
             let found = entry.class.load(Relaxed);
             if found == class.0 {
@@ -309,29 +365,6 @@ impl Table {
             }
         }
         None
-    }
-
-    fn fill(&self, classes: &[ClassSlots]) {
-        for entry in self.classes() {
-            entry.class.store(0, Relaxed);
-            entry.slots.store(0, Relaxed);
-            entry.counter.store(0, Relaxed);
-        }
-        let mut next = 0;
-        for class in classes {
-            let first = next;
-            for &slot in &class.slots {
-                self.slot(next).store(slot.unwrap_or(NO_SLOT), Relaxed);
-                next += 1;
-            }
-            let mut index = self.home(class.class);
-            while self.class(index).class.load(Relaxed) != 0 {
-                index = index.wrapping_add(1);
-            }
-            let entry = self.class(index);
-            entry.slots.store(u64::from(next - first) << 32 | u64::from(first), Relaxed);
-            entry.class.store(class.class.0, Release);
-        }
     }
 }
 
@@ -358,13 +391,27 @@ mod tests {
         let arena: &'static Arena = crate::arena::tests_arena(12, 4096 * 64);
         let matcher = Matcher::empty();
         assert_eq!(matcher.claim(arena, class(40_000)), Match::Unknown);
-        assert!(matcher.install(&[
-            ClassSlots { class: class(40_000), slots: vec![Some(0), Some(10), None, Some(20)] },
-            ClassSlots { class: class(50_000), slots: vec![Some(0)] },
-        ]));
+        // SAFETY: slots inside the arena.
+        let installed = unsafe {
+            matcher.install(
+                arena,
+                &[
+                    ClassSlots { class: class(40_000), slots: vec![Some(0), Some(10), None, Some(20)] },
+                    ClassSlots { class: class(50_000), slots: vec![Some(0)] },
+                ],
+            )
+        };
+        assert!(installed);
         let at = |granule: usize| Match::Slot((arena.base() + granule * 4096) as *mut u8);
-        let first = arena.base() as *mut u8;
-        assert_eq!(matcher.claim_quickly(arena, class(40_000)), Quick::Block(first));
+        // SAFETY: installed for this arena, or not at all.
+        let quickly = |bytes| unsafe { matcher.claim_quickly(arena, class(bytes)) };
+        assert_eq!(quickly(60_000), Quick::Uncounted);
+        // The first claim of granules in a group is not a quick one.
+        assert_eq!(quickly(40_000), Quick::Counted(ReadyRun::NONE, 0));
+        assert_eq!(matcher.claim_counted(arena, class(40_000), 0), at(0));
+        assert_eq!(matcher.next_step().allocations, 1);
+        assert_eq!(arena.release(arena.base()), crate::arena::Released::Block);
+        assert_eq!(quickly(40_000), Quick::Block(arena.base() as *mut u8));
         assert_eq!(matcher.claim(arena, class(50_000)), Match::Busy);
         assert_eq!(matcher.claim(arena, class(60_000)), Match::Unknown);
         assert_eq!(matcher.claim(arena, class(39_999)), at(10));

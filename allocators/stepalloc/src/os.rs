@@ -18,7 +18,7 @@ pub(crate) const BASE_ALIGN: usize = 2 << 20;
 
 /// Zeroed, private, readable and writable pages; resident only where touched. `None` when the system has none.
 pub(crate) fn map(bytes: usize) -> Option<*mut u8> {
-    map_with(bytes, libc::PROT_READ | libc::PROT_WRITE)
+    map_with(0, bytes, libc::PROT_READ | libc::PROT_WRITE)
 }
 
 /// Undoes [`map`] or [`reserve`]; the rest of an aligned reservation stays, less than [`BASE_ALIGN`] of addresses.
@@ -30,18 +30,43 @@ pub(crate) unsafe fn unmap(start: *mut u8, bytes: usize) {
     unsafe { libc::munmap(start.cast(), bytes) };
 }
 
-fn map_with(bytes: usize, protection: i32) -> Option<*mut u8> {
+fn map_with(hint: usize, bytes: usize, protection: i32) -> Option<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that exists.
-    let start = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    // SAFETY: a fresh anonymous mapping replaces nothing that exists: the address is a wish only.
+    let start = unsafe { libc::mmap(ptr::without_provenance_mut(hint), bytes, protection, flags, -1, 0) };
     (start != libc::MAP_FAILED).then_some(start.cast())
 }
 
-/// Reserves `bytes` of address space aligned to [`BASE_ALIGN`], without memory behind it. Never given back.
+/// Reserves `bytes` of address space aligned to [`BASE_ALIGN`], without memory behind it, below all other memory where
+/// possible: so that one comparison tells most addresses from those in the range. Never given back.
 pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
-    let start = map_with(bytes.checked_add(BASE_ALIGN)?, libc::PROT_NONE)?;
+    // Programs, their heaps and their mappings lie above 32 TiB, mimalloc's areas above 2 TiB; only programs linked to a
+    // fixed address have their heap lower. valgrind maps all within the first gigabytes but for the very beginning, where
+    // a small range finds room.
+    const MIB: usize = 1 << 20;
+    for (hint, most) in [(16 * MIB, 32 * MIB), (MIB * MIB, MIB * MIB)] {
+        // The C library's heap grows upwards, and must not meet us.
+        let room = hint.checked_sub(heap_end()).unwrap_or(usize::MAX);
+        if bytes > most || room < MIB * MIB / 2 {
+            continue;
+        }
+        let start = map_with(hint, bytes, libc::PROT_NONE)?;
+        if start as usize == hint {
+            return Some(start);
+        }
+        // SAFETY: mapped just now, and known here only.
+        unsafe { unmap(start, bytes) };
+    }
+    let start = map_with(0, bytes.checked_add(BASE_ALIGN)?, libc::PROT_NONE)?;
     let skip = start.align_offset(BASE_ALIGN);
     Some(start.wrapping_add(skip))
+}
+
+/// Where the C library's heap ends now; 0 where it has none.
+fn heap_end() -> usize {
+    // SAFETY: asks for the present end and moves nothing.
+    let end = unsafe { libc::sbrk(0) } as usize;
+    if end == usize::MAX { 0 } else { end }
 }
 
 /// Makes reserved pages readable and writable; `false` when the system refuses.

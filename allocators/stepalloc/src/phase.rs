@@ -8,12 +8,10 @@
 //! that blocks all signals and ends with its work; the program goes on meanwhile, and the result is taken at a later
 //! boundary.
 
-use crate::arena::ARENA;
 use crate::collector::{Collector, Proposal};
-use crate::matcher::MATCHER;
 use crate::os::{self, Text};
 use crate::recorder::RECORDER;
-use crate::route::{self, MISSES};
+use crate::route::{self, MISSES, STATE};
 use crate::settings::{self, Settings};
 use crate::statistics::{Count, History, JSON_BYTES, LastSteps, Phase, Statistics, StepFigures};
 use core::cell::UnsafeCell;
@@ -220,7 +218,7 @@ impl Engine {
             self.trims_left -= 1;
             trim();
         }
-        MATCHER.next_step();
+        STATE.matcher.next_step();
         // What was done here is not the next step's.
         (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
     }
@@ -232,7 +230,7 @@ impl Engine {
 
     /// Counts the step that ends now, if a plan served it.
     fn figures(&mut self, faults: u64, now: u64) -> Option<StepFigures> {
-        let seen = MATCHER.next_step();
+        let seen = STATE.matcher.next_step();
         let (counted, gap, fallback) = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
         if self.phase != Phase::Planned || self.steps == 0 {
             return None;
@@ -353,14 +351,15 @@ impl Engine {
     /// Puts a plan in force.
     fn install(&mut self, mut proposal: Proposal, settings: &Settings) {
         let wanted = usize::try_from(proposal.bytes).unwrap_or(usize::MAX).min(settings.max_arena);
-        if !ARENA.is_open() && wanted > 0 && !ARENA.open(proposal.shift, wanted) {
+        if !STATE.arena.is_open() && wanted > 0 && !STATE.arena.open(proposal.shift, wanted) {
             self.fail();
             return;
         }
-        proposal.limit(wanted.min(ARENA.reserved()));
-        let granted = ARENA.resize(proposal.bytes as usize, settings.huge_pages);
+        proposal.limit(wanted.min(STATE.arena.reserved()));
+        let granted = STATE.arena.resize(proposal.bytes as usize, settings.huge_pages);
         proposal.limit(granted);
-        if !MATCHER.install(&proposal.classes) {
+        // SAFETY: slots beyond the bytes granted were taken out.
+        if !unsafe { STATE.matcher.install(&STATE.arena, &proposal.classes) } {
             self.fail();
             return;
         }
@@ -425,8 +424,8 @@ impl Engine {
             planned_at_step: self.planned_at_step,
             plans: self.plans,
             failed_plans: self.failed_plans,
-            arena_bytes: ARENA.bytes() as u64,
-            arena_occupied_bytes: if ARENA.is_open() { ARENA.occupied_bytes() as u64 } else { 0 },
+            arena_bytes: STATE.arena.bytes() as u64,
+            arena_occupied_bytes: if STATE.arena.is_open() { STATE.arena.occupied_bytes() as u64 } else { 0 },
             lower_bound_bytes: self.lower_bound,
             planned_blocks: self.planned_blocks,
             last_steps,
@@ -446,7 +445,7 @@ fn merge(mut collector: Box<Collector>, ends: &[u64], settings: &Settings, here:
 }
 
 fn plan(problem: &StepProblem) -> Option<Box<Proposal>> {
-    Proposal::of(problem, ARENA.is_open().then(|| ARENA.shift())).map(Box::new)
+    Proposal::of(problem, STATE.arena.is_open().then(|| STATE.arena.shift())).map(Box::new)
 }
 
 fn trim() {

@@ -6,9 +6,9 @@
 //! functions here, which are generic over the backend and used by [`StatisticAllocator`](crate::StatisticAllocator)
 //! and by the library that is preloaded.
 
-use crate::arena::{ARENA, GRANULE_MIN_SHIFT, Released};
+use crate::arena::{Arena, GRANULE_MIN_SHIFT, ReadyRun, Released};
 use crate::backend::Backend;
-use crate::matcher::{Class, MATCHER, Match, Quick};
+use crate::matcher::{Class, Match, Matcher, Quick};
 use crate::os;
 use crate::recorder::{Event, RECORDER};
 use crate::statistics::Counter;
@@ -22,14 +22,28 @@ pub static THRESHOLD: AtomicUsize = AtomicUsize::new(0);
 /// The threshold while there is nothing to plan or record: no address space holds such a block, and the way out of line
 /// can say so as its caller wants.
 const CLOSED: usize = 1 << 47;
-/// The watched range, from its first address (negated, so that one addition gives an offset) to its length.
+/// The end of the watched range. Addresses from here on, which are nearly all where the arena lies low, are the
+/// backend's.
+pub static WATCHED_END: AtomicUsize = AtomicUsize::new(0);
+/// What added to an address of the watched range gives its offset there, and to others no less than
+/// [`WATCHED_BYTES`]. Offsets are those in the arena, except while recording: then they are nowhere in the arena, so
+/// that no free passes unrecorded.
 pub static WATCHED_NEGATED: AtomicUsize = AtomicUsize::new(0);
 /// Bytes of the watched range.
 pub static WATCHED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// What the functions here do: a set of the flags below; above them the number of threads that are working for the
-/// allocator itself now, whose requests go to the backend unrecorded.
-static MODE: AtomicU32 = AtomicU32::new(0);
+/// The process's state, in one place, so that a planned request finds all of it from one address.
+pub(crate) static STATE: State =
+    State { mode: AtomicU32::new(0), matcher: Matcher::empty(), arena: Arena::closed() };
+
+/// What planned requests read.
+pub(crate) struct State {
+    /// What the functions here do: a set of the flags below; above them the number of threads that are working for the
+    /// allocator itself now, whose requests go to the backend unrecorded.
+    mode: AtomicU32,
+    pub(crate) matcher: Matcher,
+    pub(crate) arena: Arena,
+}
 
 const SERVING: u32 = 1;
 const RECORDING: u32 = 2;
@@ -75,45 +89,55 @@ pub fn threshold() -> usize {
 /// True for addresses that must be freed by [`deallocate`]; others are the backend's alone.
 #[inline(always)]
 pub fn watches(address: usize) -> bool {
-    address.wrapping_add(WATCHED_NEGATED.load(Relaxed)) < WATCHED_BYTES.load(Relaxed)
+    watched_offset(address).is_some()
+}
+
+/// The offset of an address in the watched range, for [`release_at`]; `None` where it is the backend's alone.
+#[inline(always)]
+pub fn watched_offset(address: usize) -> Option<usize> {
+    let offset = address.wrapping_add(WATCHED_NEGATED.load(Relaxed));
+    (address < WATCHED_END.load(Relaxed) && offset < WATCHED_BYTES.load(Relaxed)).then_some(offset)
 }
 
 /// True for the address of every block in the arena.
 #[inline]
 pub fn owns(address: usize) -> bool {
-    ARENA.contains(address)
+    STATE.arena.contains(address)
 }
 
 /// Bytes of the arena's block at `address`, all of them writable.
 pub fn usable_bytes(address: usize) -> usize {
-    ARENA.usable_bytes(address)
+    STATE.arena.usable_bytes(address)
 }
 
 /// Opens or closes the ways here, by what the engine does now.
 pub(crate) fn set(serving: bool, recording: bool, min_bytes: usize) {
     let flags = if serving { SERVING } else { 0 } | if recording { RECORDING } else { 0 };
-    // First the range, then the mode: whoever is handed a block of the arena must find its address watched.
-    WATCHED_NEGATED.store(ARENA.base().wrapping_neg(), Release);
-    let watched = if recording {
-        usize::MAX
+    const NOWHERE: usize = 1 << 63;
+    let base = STATE.arena.base();
+    let (negated, watched, end) = if recording {
+        (NOWHERE.wrapping_sub(base), usize::MAX, usize::MAX)
     } else if serving {
-        ARENA.reserved()
+        (base.wrapping_neg(), STATE.arena.reserved(), base + STATE.arena.reserved())
     } else {
-        0
+        (0, 0, 0)
     };
+    // First the range, then the mode: whoever is handed a block of the arena must find its address watched.
+    WATCHED_NEGATED.store(negated, Release);
     WATCHED_BYTES.store(watched, Release);
-    let _ = MODE.fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING) | flags));
+    WATCHED_END.store(end, Release);
+    let _ = STATE.mode.fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING) | flags));
     THRESHOLD.store(if flags == 0 { CLOSED } else { min_bytes }, Release);
 }
 
 /// Ends recording in a forked child, where nobody will read the log. Atomics only.
 pub(crate) fn stop_recording() {
-    MODE.fetch_and(FLAGS & !RECORDING, Release);
+    STATE.mode.fetch_and(FLAGS & !RECORDING, Release);
 }
 
 /// True while a plan serves.
 pub(crate) fn is_serving() -> bool {
-    MODE.load(Relaxed) & SERVING != 0
+    STATE.mode.load(Relaxed) & SERVING != 0
 }
 
 /// The backend, once the allocator was used.
@@ -127,7 +151,7 @@ pub(crate) fn attached() -> Option<&'static Attached> {
 pub fn attach<B: Backend>() {
     B::begin();
     BACKEND.store(ptr::from_ref(Attached::of::<B>()).cast_mut(), Release);
-    MODE.fetch_or(ATTACHED, Release);
+    STATE.mode.fetch_or(ATTACHED, Release);
     // The engine may have set it already.
     let _ = THRESHOLD.compare_exchange(0, CLOSED, Release, Relaxed);
 }
@@ -140,11 +164,11 @@ impl Attached {
 
 /// Runs `body` as work of the allocator itself: what this thread allocates meanwhile goes to the backend unrecorded.
 pub(crate) fn inside<R>(body: impl FnOnce() -> R) -> R {
-    MODE.fetch_add(WORKER, Relaxed);
+    STATE.mode.fetch_add(WORKER, Relaxed);
     let before = INSIDE.replace(true);
     let result = body();
     INSIDE.set(before);
-    MODE.fetch_sub(WORKER, Relaxed);
+    STATE.mode.fetch_sub(WORKER, Relaxed);
     result
 }
 
@@ -160,7 +184,7 @@ fn flags<B: Backend>(mode: u32) -> u32 {
 /// The flags, at little cost where a plan serves.
 #[inline(always)]
 fn mode<B: Backend>() -> u32 {
-    let mode = MODE.load(Relaxed);
+    let mode = STATE.mode.load(Relaxed);
     if mode == PLANNED { PLANNED } else { flags::<B>(mode) }
 }
 
@@ -170,11 +194,11 @@ fn mode<B: Backend>() -> u32 {
 /// `align` is a power of two.
 #[inline(always)]
 pub unsafe fn allocate<B: Backend>(size: usize, align: usize) -> *mut u8 {
-    if MODE.load(Relaxed) == PLANNED && align <= 1 << GRANULE_MIN_SHIFT {
-        match MATCHER.claim_quickly(&ARENA, Class::of_bytes(size)) {
+    if STATE.mode.load(Relaxed) == PLANNED && align <= 1 << GRANULE_MIN_SHIFT {
+        // SAFETY: there is one arena, for which plans are installed; the caller's promise.
+        match unsafe { STATE.matcher.claim_quickly(&STATE.arena, Class::of_bytes(size)) } {
             Quick::Block(block) => return block,
-            // SAFETY: the caller's promise.
-            Quick::Counted(slots, nth) => return unsafe { allocate_counted::<B>(size, align, slots, nth) },
+            Quick::Counted(slot, nth) => return unsafe { allocate_counted::<B>(size, align, slot, nth) },
             Quick::Uncounted => {}
         }
     }
@@ -196,12 +220,28 @@ pub unsafe fn allocate_zeroed<B: Backend>(size: usize, align: usize) -> *mut u8 
 /// [`allocate`] of a request that was counted in its class, but not served.
 ///
 /// # Safety
-/// As for [`allocate`]; `slots` and `nth` are the matcher's answer to this request.
+/// As for [`allocate`]; `slot` and `nth` are the matcher's answer to this request.
+#[inline(never)]
+unsafe fn allocate_counted<B: Backend>(size: usize, align: usize, slot: ReadyRun, nth: u32) -> *mut u8 {
+    if slot.length() != 0 {
+        // SAFETY: the caller's promise.
+        if let Some(block) = unsafe { STATE.arena.claim_ready_several(slot) } {
+            return block;
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { allocate_missed::<B>(size, align, nth) }
+}
+
+/// [`allocate_counted`] where its own slot is not to be had, or not in one attempt.
+///
+/// # Safety
+/// As there.
 #[cold]
 #[inline(never)]
-unsafe fn allocate_counted<B: Backend>(size: usize, align: usize, slots: u64, nth: u32) -> *mut u8 {
+unsafe fn allocate_missed<B: Backend>(size: usize, align: usize, nth: u32) -> *mut u8 {
     let served = Class::of(size, 1)
-        .and_then(|class| found_or_gap(MATCHER.claim_counted(&ARENA, class, slots, nth), class));
+        .and_then(|class| found_or_gap(STATE.matcher.claim_counted(&STATE.arena, class, nth), class));
     // SAFETY: the caller's promise.
     unsafe { served_or_backend::<B>(served, size, align, false) }
 }
@@ -253,7 +293,7 @@ unsafe fn allocate_otherwise<B: Backend>(size: usize, align: usize, zeroed: bool
 /// The block is live, and `size` and `align` are its own.
 #[inline]
 pub unsafe fn deallocate<B: Backend>(block: *mut u8, size: usize, align: usize) {
-    if !release_planned(block) {
+    if !release_at((block as usize).wrapping_add(WATCHED_NEGATED.load(Relaxed))) {
         // SAFETY: the caller's promise.
         unsafe { deallocate_otherwise::<B>(block, size, align) };
     }
@@ -269,18 +309,11 @@ unsafe fn deallocate_otherwise<B: Backend>(block: *mut u8, size: usize, align: u
     unsafe { free_moved::<B>(mode::<B>(), block, size, align) };
 }
 
-/// Frees a block of the arena without asking for its size; `false`, and nothing done, where the block is the backend's
-/// or must be recorded.
-#[inline]
-pub fn release_planned(block: *mut u8) -> bool {
-    if MODE.load(Relaxed) != PLANNED {
-        return false;
-    }
-    match ARENA.release(block as usize) {
-        Released::Block => true,
-        Released::Foreign => false,
-        Released::Invalid => invalid_free(block),
-    }
+/// Frees the block of the arena at an offset in the watched range, without asking for its size; `false`, and nothing
+/// done, where the arena has none there or it must be recorded.
+#[inline(always)]
+pub fn release_at(offset: usize) -> bool {
+    STATE.arena.release_at(offset)
 }
 
 /// Changes a block's size, moving it where needed; on null the old block is as it was.
@@ -299,7 +332,7 @@ pub unsafe fn reallocate<B: Backend>(
 ) -> *mut u8 {
     let mode = mode::<B>();
     let threshold = threshold();
-    let in_arena = ARENA.contains(block as usize);
+    let in_arena = STATE.arena.contains(block as usize);
     let serves = mode & SERVING != 0 && new_size >= threshold;
     if in_arena || serves {
         let served = if serves { serve(new_size, align) } else { None };
@@ -347,7 +380,7 @@ unsafe fn free_moved<B: Backend>(mode: u32, block: *mut u8, size: usize, align: 
     if mode & RECORDING != 0 && size >= threshold() {
         RECORDER.log(Event::Free { address: block as usize });
     }
-    match ARENA.release(block as usize) {
+    match STATE.arena.release(block as usize) {
         Released::Block => {}
         // SAFETY: the caller's promise; the block is not the arena's, so it is the backend's.
         Released::Foreign => unsafe { B::deallocate(block, size, align) },
@@ -361,7 +394,7 @@ fn serve(size: usize, align: usize) -> Option<*mut u8> {
         return None;
     }
     let class = Class::of(size, align)?;
-    found_or_gap(MATCHER.claim(&ARENA, class), class)
+    found_or_gap(STATE.matcher.claim(&STATE.arena, class), class)
 }
 
 /// The block the matcher found, or a gap where it found none though it should have.
@@ -383,7 +416,7 @@ fn found_or_gap(found: Match, class: Class) -> Option<*mut u8> {
 #[cold]
 fn serve_from_gap(class: Class) -> Option<*mut u8> {
     let align = (class.align() as usize).max(1 << GRANULE_MIN_SHIFT);
-    let gap = ARENA.claim_gap(class.bytes() as usize, align);
+    let gap = STATE.arena.claim_gap(class.bytes() as usize, align);
     let counter = if gap.is_some() { &MISSES.gap } else { &MISSES.fallback };
     counter.add(class.bytes());
     gap
