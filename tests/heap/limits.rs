@@ -141,8 +141,8 @@ fn a_plan_that_fails_keeps_no_address_space() {
         let layout = Layout::from_size_align(SIZE, 16).expect("a legal layout");
         let mut kept = None;
         for _ in 0..60 {
-            // The range itself can be reserved, the megabyte of its table cannot.
-            limit_address_space(Some(address_space() + SIZE + 5 * MIB / 2));
+            // Either the range or the megabyte of its table, but not both.
+            limit_address_space(Some(address_space() + SIZE + MIB / 2));
             let before = address_space();
             stepalloc::boundary();
             if stepalloc::statistics().failed_plans > 0 && kept.is_none() {
