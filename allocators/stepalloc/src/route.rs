@@ -26,9 +26,11 @@ const CLOSED: usize = 1 << 47;
 /// backend's.
 pub static WATCHED_END: AtomicUsize = AtomicUsize::new(0);
 /// What added to an address of the watched range gives its offset there, and to others no less than
-/// [`WATCHED_BYTES`]. Offsets are those in the arena, except while recording: then they are nowhere in the arena, so
-/// that no free passes unrecorded.
-pub static WATCHED_NEGATED: AtomicUsize = AtomicUsize::new(0);
+/// [`WATCHED_BYTES`]. Offsets are those in the arena where a plan serves and nothing is recorded. Else they are nowhere in
+/// the arena, so that no free passes unrecorded.
+pub static WATCHED_NEGATED: AtomicUsize = AtomicUsize::new(NOWHERE);
+/// Added to any address, beyond every arena.
+const NOWHERE: usize = 1 << 63;
 /// Bytes of the watched range.
 pub static WATCHED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
@@ -113,14 +115,13 @@ pub fn usable_bytes(address: usize) -> usize {
 /// Opens or closes the ways here, by what the engine does now.
 pub(crate) fn set(serving: bool, recording: bool, min_bytes: usize) {
     let flags = if serving { SERVING } else { 0 } | if recording { RECORDING } else { 0 };
-    const NOWHERE: usize = 1 << 63;
     let base = STATE.arena.base();
     let (negated, watched, end) = if recording {
-        (NOWHERE.wrapping_sub(base), usize::MAX, usize::MAX)
+        (NOWHERE, usize::MAX, usize::MAX)
     } else if serving {
         (base.wrapping_neg(), STATE.arena.reserved(), base + STATE.arena.reserved())
     } else {
-        (0, 0, 0)
+        (NOWHERE, 0, 0)
     };
     // First the range, then the mode: whoever is handed a block of the arena must find its address watched.
     WATCHED_NEGATED.store(negated, Release);
