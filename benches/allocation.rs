@@ -4,13 +4,15 @@
 //! A process has one phase at a time and never goes back, so the groups run in the order of the phases. A step serves
 //! as many pairs as were planned; the boundaries between steps are not timed.
 
+mod bare;
+
+use bare::Bare;
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
-use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion};
-use stepalloc::{Backend, Glibc, Jemalloc, Mimalloc, Phase, StatisticAllocator};
+use stepalloc::{Glibc, Jemalloc, Mimalloc, Phase, StatisticAllocator};
 
 /// Bytes of the blocks.
 const SIZES: [usize; 4] = [64, 1 << 10, 64 << 10, 1 << 20];
@@ -28,9 +30,9 @@ type Pair = fn(usize);
 type Pairs = [(&'static str, Pair); 3];
 
 const BARE: Pairs = [
-    ("glibc", |size| pair(size, &const { Bare::<Glibc>(PhantomData) })),
-    ("jemalloc", |size| pair(size, &const { Bare::<Jemalloc>(PhantomData) })),
-    ("mimalloc", |size| pair(size, &const { Bare::<Mimalloc>(PhantomData) })),
+    ("glibc", |size| pair(size, &Bare::<Glibc>::new())),
+    ("jemalloc", |size| pair(size, &Bare::<Jemalloc>::new())),
+    ("mimalloc", |size| pair(size, &Bare::<Mimalloc>::new())),
 ];
 
 const STATISTIC: Pairs = [
@@ -38,24 +40,6 @@ const STATISTIC: Pairs = [
     ("jemalloc", |size| pair(size, &const { StatisticAllocator::new(Jemalloc) })),
     ("mimalloc", |size| pair(size, &const { StatisticAllocator::new(Mimalloc) })),
 ];
-
-/// The backend alone, called as a Rust program would.
-struct Bare<B>(PhantomData<fn() -> B>);
-
-// SAFETY: the backend keeps GlobalAlloc's contract by that of `Backend`.
-unsafe impl<B: Backend> GlobalAlloc for Bare<B> {
-    #[inline]
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: a layout's alignment is a power of two.
-        unsafe { B::allocate(layout.size(), layout.align()) }
-    }
-
-    #[inline]
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { B::deallocate(block, layout.size(), layout.align()) }
-    }
-}
 
 #[inline]
 fn pair(size: usize, allocator: &impl GlobalAlloc) {

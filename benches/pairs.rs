@@ -5,10 +5,12 @@
 //! `collecting` or `planned`. First the phase is reached by steps of 5000 pairs; then COUNT pairs are made in one more
 //! step; at most 5000 of a planned size, so that each finds the slot planned for it.
 
+mod bare;
+
+use bare::Bare;
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
-use std::marker::PhantomData;
-use stepalloc::{Backend, Glibc, Jemalloc, Mimalloc, Phase, StatisticAllocator};
+use stepalloc::{Glibc, Jemalloc, Mimalloc, Phase, StatisticAllocator};
 
 /// One pair of a way to allocate.
 type Pair = fn(usize);
@@ -35,24 +37,6 @@ fn free(allocator: &impl GlobalAlloc, block: *mut u8, layout: Layout) {
     unsafe { allocator.dealloc(block, layout) }
 }
 
-/// The backend without us, called as a Rust program would.
-struct Bare<B>(PhantomData<fn() -> B>);
-
-// SAFETY: the backend keeps GlobalAlloc's contract by that of `Backend`.
-unsafe impl<B: Backend> GlobalAlloc for Bare<B> {
-    #[inline]
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: a layout's alignment is a power of two.
-        unsafe { B::allocate(layout.size(), layout.align()) }
-    }
-
-    #[inline]
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { B::deallocate(block, layout.size(), layout.align()) }
-    }
-}
-
 /// Allocates nothing: what is left is the loop.
 struct Nothing;
 
@@ -71,9 +55,9 @@ unsafe impl GlobalAlloc for Nothing {
 
 fn pair(way: &str, backend: &str) -> Option<Pair> {
     Some(match (way, backend) {
-        ("bare", "glibc") => |size| rust(size, &const { Bare::<Glibc>(PhantomData) }),
-        ("bare", "jemalloc") => |size| rust(size, &const { Bare::<Jemalloc>(PhantomData) }),
-        ("bare", "mimalloc") => |size| rust(size, &const { Bare::<Mimalloc>(PhantomData) }),
+        ("bare", "glibc") => |size| rust(size, &Bare::<Glibc>::new()),
+        ("bare", "jemalloc") => |size| rust(size, &Bare::<Jemalloc>::new()),
+        ("bare", "mimalloc") => |size| rust(size, &Bare::<Mimalloc>::new()),
         ("rust", "glibc") => |size| rust(size, &const { StatisticAllocator::new(Glibc) }),
         ("rust", "jemalloc") => |size| rust(size, &const { StatisticAllocator::new(Jemalloc) }),
         ("rust", "mimalloc") => |size| rust(size, &const { StatisticAllocator::new(Mimalloc) }),

@@ -262,8 +262,9 @@ unsafe extern "C" fn mimalloc_memalign(align: usize, size: usize) -> *mut c_void
 
 // glibc's free keeps errno itself. jemalloc's and mimalloc's may return pages to the system, which can be refused (for a
 // page that the program locked, say), and errno says so then. The linker leads this library's calls of these two functions
-// to us (`--wrap`), and we keep errno as it was. jemalloc only looks at whether they failed; mimalloc takes errno for
-// that, does no more about it than to mention it if asked to, and is told that all went well.
+// to us (`--wrap`), and we keep errno as it was. jemalloc only looks at whether they failed. mimalloc takes errno for
+// that, and does no more about it than to mention it if asked to (or, where its purges were told to use it, to try again
+// without MADV_FREE, which Linux has since 4.5); it is told that all went well.
 
 unsafe extern "C" {
     fn __real_munmap(start: *mut c_void, bytes: usize) -> c_int;
@@ -277,6 +278,10 @@ macro_rules! wrap {
         core::arch::global_asm!(concat!(".globl ", $name), concat!($name, ": jmp {}"), sym $function);
     };
 }
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!(
+    "libstepalloc.so is for x86-64 and aarch64: its jumps of `__wrap_` functions are written by hand"
+);
 #[cfg(target_arch = "aarch64")]
 macro_rules! wrap {
     ($name:literal, $function:path) => {

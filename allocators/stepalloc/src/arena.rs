@@ -178,10 +178,12 @@ impl Arena {
         self.base.load(Relaxed)
     }
 
-    /// True for every address inside the range, block or not; one subtraction and one comparison.
+    /// True for every address inside the range, block or not.
     #[inline]
     pub(crate) fn contains(&self, address: usize) -> bool {
-        address.wrapping_sub(self.base.load(Relaxed)) < self.reserved.load(Relaxed)
+        // In this order: whoever finds bytes reserved finds where.
+        let reserved = self.reserved.load(Acquire);
+        address.wrapping_sub(self.base.load(Relaxed)) < reserved
     }
 
     /// Granules that a block of `bytes` needs.
@@ -199,8 +201,8 @@ impl Arena {
     /// The bits of a group's granules.
     #[inline(always)]
     fn granule_bits(&self, group: u32) -> &AtomicU64 {
-        // SAFETY: callers pass groups of granules below `limit`, which is set only after the bitmaps were mapped for the
-        // whole reserved range; the mapping is never undone.
+        // SAFETY: callers pass groups of granules of the reserved range, which they learn of only after the bitmaps were
+        // mapped for all of it; the mapping is never undone.
         unsafe { &*self.granule_bits.load(Relaxed).add(group as usize) }
     }
 
@@ -392,12 +394,12 @@ impl Arena {
     /// Frees the block at `address`.
     #[inline(always)]
     pub(crate) fn release(&self, address: usize) -> Released {
-        if self.release_at(address.wrapping_sub(self.base())) {
-            Released::Block
-        } else if self.contains(address) {
-            Released::Invalid
-        } else {
+        if !self.contains(address) {
             Released::Foreign
+        } else if self.release_at(address - self.base()) {
+            Released::Block
+        } else {
+            Released::Invalid
         }
     }
 
@@ -576,7 +578,7 @@ impl Place {
     #[inline(always)]
     fn of(run: Run) -> Self {
         let (start, length) = (run.start, run.length);
-        if start % GROUP + length <= GROUP {
+        if length < GROUP && start % GROUP + length <= GROUP {
             Self::Part { group: start / GROUP, granules: mask(start, length) }
         } else if (start | length).is_multiple_of(GROUP)
             && start % GROUPS_GRANULES + length <= GROUPS_GRANULES
@@ -598,7 +600,7 @@ fn each_word(
     mut groups: impl FnMut(u32, u64) -> bool,
 ) -> u32 {
     let mut at = start;
-    if at % GROUP != 0 || end - at < GROUP {
+    if !at.is_multiple_of(GROUP) || end - at < GROUP {
         let length = (GROUP - at % GROUP).min(end - at);
         if length == 0 || !part(at / GROUP, mask(at, length)) {
             return at;
@@ -619,7 +621,7 @@ fn each_word(
     at
 }
 
-/// The bits of `length` granules (1 to 64) of one group, from `start` on.
+/// The bits of `length` granules (1 to 63) of one group, from `start` on.
 #[inline(always)]
 fn mask(start: u32, length: u32) -> u64 {
     // Shifts are modulo 64.
@@ -742,17 +744,15 @@ mod tests {
                             1 => Run { start: at % GRANULES / 64 * 64, length: 64 * (2 + length % 8) },
                             _ => Run { start: at % GRANULES, length: 4 * length },
                         };
-                        let block = if turn % 2 == 0 {
+                        let ready = ReadyRun::of(run);
+                        let block = if turn % 2 == 0 || run.start + run.length > GRANULES {
                             arena.claim(run)
+                        } else if ready.bits == 0 {
+                            // SAFETY: the run lies inside the arena.
+                            unsafe { arena.claim_ready_several(ready) }
                         } else {
-                            let inside = run.start + run.length <= GRANULES;
-                            // SAFETY: asked for inside the arena only.
-                            inside
-                                .then(|| match ReadyRun::of(run) {
-                                    ready if ready.bits == 0 => unsafe { arena.claim_ready_several(ready) },
-                                    ready => unsafe { arena.claim_ready(ready) },
-                                })
-                                .flatten()
+                            // SAFETY: as above.
+                            unsafe { arena.claim_ready(ready) }
                         };
                         let Some(block) = block else { continue };
                         claimed[kind] += 1;

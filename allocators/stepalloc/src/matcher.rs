@@ -7,7 +7,7 @@
 //!
 //! What the tables say is a proposal only, checked by the arena. A table never changes but for its counters. When a new
 //! plan replaces it, its pages are given back to the system: a thread that still reads it finds zeros, which is to say no
-//! class and no slot. Its addresses are never used again.
+//! class, or no bits that would be ready. Its addresses are never used again.
 
 use crate::arena::{Arena, ReadyRun, Run};
 use crate::os;
@@ -289,7 +289,9 @@ impl Table {
         // At most half of the entries are taken.
         let capacity = (classes.len() * 2).next_power_of_two();
         let class_mask = u32::try_from(capacity - 1).ok()?.into();
-        let bytes = slot_bytes + size_of::<Self>() + capacity * size_of::<ClassEntry>();
+        // Whole pages, so that all of them can be given back.
+        let bytes =
+            (slot_bytes + size_of::<Self>() + capacity * size_of::<ClassEntry>()).next_multiple_of(os::PAGE);
         let map: *mut Self = os::map(bytes)?.wrapping_add(slot_bytes).cast();
         // SAFETY: inside a fresh mapping that is large enough, aligned; zeros are valid entries.
         let table = unsafe {
@@ -298,7 +300,8 @@ impl Table {
         };
         let mut first = 0;
         for class in classes {
-            let length = u32::try_from(arena.granules_of(class.class.bytes() as usize)).ok()?;
+            // A class larger than every arena has no slot in it.
+            let length = arena.granules_of(class.class.bytes() as usize) as u32;
             for (index, slot) in (first..).zip(&class.slots) {
                 let ready = slot.map_or(ReadyRun::NONE, |start| ReadyRun::of(Run { start, length }));
                 let entry = table.slot_entry(index);

@@ -8,9 +8,8 @@ use core::fmt;
 use core::mem::MaybeUninit;
 use core::ptr;
 
-/// Bytes of a base page. Other page sizes are a multiple of it on the platforms we run on; it is used for rounding
-/// only, never to index page tables.
-pub(crate) const PAGE: usize = 4096;
+/// Bytes of the largest base page the architecture has; smaller ones divide it.
+pub(crate) const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
 
 /// The alignment of the arena's base, so that every alignment up to it can be kept by an offset alone. It is the
 /// size of a huge page on x86-64.

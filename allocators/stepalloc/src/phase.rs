@@ -179,7 +179,6 @@ impl Engine {
             return settings;
         }
         let settings = Settings::from_environment();
-        self.settings = Some(settings);
         os::at_fork_in_child(after_fork);
         if os::environment(c"STEPALLOC_JSON").is_some_and(|path| !path.is_empty()) {
             os::at_exit(write_json_file);
@@ -190,15 +189,16 @@ impl Engine {
             os::say(format_args!("STEPALLOC_STATS_SIGNAL: the system refuses a handler for signal {signal}"));
         }
         settings::all_said();
+        self.settings = Some(settings);
         settings
     }
 
     fn boundary(&mut self) {
-        let settings = self.settings();
         match FORKED.swap(0, Acquire) {
             0 => {}
             found => self.begin_anew(found == TORN),
         }
+        let settings = self.settings();
         let (faults, now) = (os::minor_faults(), os::now_ns());
         let counted = self.figures(faults, now);
         self.steps += 1;
@@ -207,7 +207,9 @@ impl Engine {
         }
         if !matches!(self.work, Work::None) {
             self.advance(&settings);
-        } else if self.phase == Phase::Waiting && self.running() >= settings.start_step {
+        } else if self.phase == Phase::Waiting
+            && self.running() >= settings.start_step.max(self.patient_until)
+        {
             self.collect(&settings);
         } else if let Some(figures) = counted
             && self.has_changed(&figures)
@@ -388,11 +390,7 @@ impl Engine {
         if !planned {
             self.phase = Phase::Waiting;
         }
-        let settings = self.settings();
-        // Waiting begins again after as many steps as patience asks for.
-        self.settings =
-            Some(Settings { start_step: settings.start_step.max(self.patient_until), ..settings });
-        route::set(planned, false, settings.min_bytes);
+        route::set(planned, false, self.settings().min_bytes);
     }
 
     /// In a forked child: the thread beside is gone, the log stands for nothing, steps are counted from 0 again. The
@@ -402,6 +400,10 @@ impl Engine {
         // What the parent's threads held cannot be dropped here: they do not exist.
         core::mem::forget(core::mem::replace(self, Self::new()));
         let serving = route::is_serving();
+        if torn {
+            // It may have been the first boundary that was torn.
+            os::at_fork_in_child(after_fork);
+        }
         let settings = settings.unwrap_or_else(Settings::from_environment);
         self.settings = Some(settings);
         if serving {
@@ -410,7 +412,9 @@ impl Engine {
             self.plans = 1;
         }
         RECORDER.clear();
-        route::set(serving, false, settings.min_bytes);
+        // Blocks of the arena must not fall below the threshold, whatever the environment says now.
+        let min_bytes = if serving { settings.min_bytes.min(route::threshold()) } else { settings.min_bytes };
+        route::set(serving, false, min_bytes);
     }
 
     fn statistics(&self) -> Statistics {

@@ -26,11 +26,10 @@ const CLOSED: usize = 1 << 47;
 /// backend's.
 pub static WATCHED_END: AtomicUsize = AtomicUsize::new(0);
 /// What added to an address of the watched range gives its offset there, and to others no less than
-/// [`WATCHED_BYTES`]. Offsets are those in the arena where a plan serves and nothing is recorded. Else they are nowhere in
-/// the arena, so that no free passes unrecorded.
-pub static WATCHED_NEGATED: AtomicUsize = AtomicUsize::new(NOWHERE);
-/// Added to any address, beyond every arena.
-const NOWHERE: usize = 1 << 63;
+/// [`WATCHED_BYTES`]. Offsets are those in the arena where a plan serves and nothing is recorded. Else they are one byte
+/// more, where no block starts, so that no free passes unrecorded. (Not more than a byte: these words are read one after
+/// the other while they change, and any mixture of old and new ones must watch all blocks of the arena.)
+pub static WATCHED_NEGATED: AtomicUsize = AtomicUsize::new(1);
 /// Bytes of the watched range.
 pub static WATCHED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
@@ -117,11 +116,11 @@ pub(crate) fn set(serving: bool, recording: bool, min_bytes: usize) {
     let flags = if serving { SERVING } else { 0 } | if recording { RECORDING } else { 0 };
     let base = STATE.arena.base();
     let (negated, watched, end) = if recording {
-        (NOWHERE, usize::MAX, usize::MAX)
+        (base.wrapping_neg().wrapping_add(1), usize::MAX, usize::MAX)
     } else if serving {
         (base.wrapping_neg(), STATE.arena.reserved(), base + STATE.arena.reserved())
     } else {
-        (NOWHERE, 0, 0)
+        (base.wrapping_neg().wrapping_add(1), 0, 0)
     };
     // First the range, then the mode: whoever is handed a block of the arena must find its address watched.
     WATCHED_NEGATED.store(negated, Release);
@@ -131,14 +130,18 @@ pub(crate) fn set(serving: bool, recording: bool, min_bytes: usize) {
     THRESHOLD.store(if flags == 0 { CLOSED } else { min_bytes }, Release);
 }
 
-/// Ends recording in a forked child, where nobody will read the log. Atomics only.
+/// Ends recording in a forked child, where nobody will read the log, and forgets threads that worked for the allocator in
+/// the parent. Atomics only.
 pub(crate) fn stop_recording() {
-    STATE.mode.fetch_and(FLAGS & !RECORDING, Release);
+    let mode = STATE.mode.fetch_and(FLAGS & !RECORDING, Release);
+    if mode & RECORDING != 0 {
+        set(mode & SERVING != 0, false, threshold());
+    }
 }
 
 /// True while a plan serves.
 pub(crate) fn is_serving() -> bool {
-    STATE.mode.load(Relaxed) & SERVING != 0
+    STATE.mode.load(Acquire) & SERVING != 0
 }
 
 /// The backend, once the allocator was used.
@@ -185,7 +188,7 @@ fn flags<B: Backend>(mode: u32) -> u32 {
 /// The flags, at little cost where a plan serves.
 #[inline(always)]
 fn mode<B: Backend>() -> u32 {
-    let mode = STATE.mode.load(Relaxed);
+    let mode = STATE.mode.load(Acquire);
     if mode == PLANNED { PLANNED } else { flags::<B>(mode) }
 }
 
@@ -195,10 +198,11 @@ fn mode<B: Backend>() -> u32 {
 /// `align` is a power of two.
 #[inline(always)]
 pub unsafe fn allocate<B: Backend>(size: usize, align: usize) -> *mut u8 {
-    if STATE.mode.load(Relaxed) == PLANNED && align <= 1 << GRANULE_MIN_SHIFT {
-        // SAFETY: there is one arena, for which plans are installed; the caller's promise.
+    if STATE.mode.load(Acquire) == PLANNED && align <= 1 << GRANULE_MIN_SHIFT {
+        // SAFETY: there is one arena, for which plans are installed.
         match unsafe { STATE.matcher.claim_quickly(&STATE.arena, Class::of_bytes(size)) } {
             Quick::Block(block) => return block,
+            // SAFETY: the caller's promise; the matcher's answer.
             Quick::Counted(slot, nth) => return unsafe { allocate_counted::<B>(size, align, slot, nth) },
             Quick::Uncounted => {}
         }
