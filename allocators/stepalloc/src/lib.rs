@@ -49,8 +49,8 @@
 //! # Costs and limits
 //!
 //! Blocks below the threshold cost two comparisons more than the backend a pair, in all phases; `benches/instructions.sh`
-//! counts what they come to. While collecting, an event of 32 bytes is kept for each planned-size allocation and free of a step. A
-//! boundary costs two system calls. Memory of the arena stays with the process. Programs whose sizes never repeat gain
+//! counts what they come to. While collecting, an event of 32 bytes is kept for each planned-size allocation and free of a
+//! step. A boundary costs three system calls. Memory of the arena stays with the process. Programs whose sizes never repeat gain
 //! nothing: their blocks find gaps at best. Linux with glibc only.
 //!
 //! # Layout

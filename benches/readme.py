@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Writes the tables of README.md from benches/results, between the comments that name them.
+
+    benches/pytorch.py > benches/results/pytorch.csv
+    benches/instructions.sh > benches/results/instructions.csv
+    benches/readme.py
+"""
+import csv, pathlib, re
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def read(name):
+    with open(ROOT / "benches/results" / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(*rows):
+    head, *body = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
+
+
+def pytorch():
+    """Ours, the rival with the least CPU time and the one with the lowest peak; ratios to these two."""
+    rows = [("workload", "allocator", "CPU time per step", "page faults per step", "VmHWM", "arena / lower bound")]
+    results = read("pytorch.csv")
+    for workload in dict.fromkeys(row["workload"] for row in results):
+        here = [row for row in results if row["workload"] == workload]
+        rivals = [row for row in here if not row["allocator"].startswith("stepalloc/")]
+        fastest = min(rivals, key=lambda row: float(row["cpu_ms_per_step"]))
+        smallest = min(rivals, key=lambda row: float(row["vm_hwm_mib"]))
+        for row in here:
+            if row in rivals and row not in (fastest, smallest):
+                continue
+            cpu, peak = float(row["cpu_ms_per_step"]), float(row["vm_hwm_mib"])
+            notes = ["least CPU time of the rivals"] * (row is fastest) + ["lowest peak of the rivals"] * (row is smallest)
+            rows.append((
+                workload,
+                row["allocator"] + (f" ({', '.join(notes)})" if notes else ""),
+                f"{cpu:.0f} ms ({cpu / float(fastest['cpu_ms_per_step']):.3f} x)",
+                f"{float(row['minor_faults_median']):.0f}",
+                f"{peak:.0f} MiB ({peak / float(smallest['vm_hwm_mib']):.3f} x)",
+                row["arena_to_bound"] or "-",
+            ))
+    return table(*rows)
+
+
+def instructions():
+    """In all for planned pairs; what is more than the backend's own for small ones, the dearer of the two phases."""
+    small, planned = {"64": "64 B", "1024": "1 KiB"}, {"65536": "64 KiB", "1048576": "1 MiB", "1114112": "1088 KiB"}
+    heads = [f"{size}: backend alone, more" for size in small.values()]
+    rows = [("interface", "backend", *heads, *(f"{size} planned, in all" for size in planned.values()))]
+    results = read("instructions.csv")
+    for interface, backend in dict.fromkeys((row["interface"], row["backend"]) for row in results):
+        here = [row for row in results if (row["interface"], row["backend"]) == (interface, backend)]
+        dearest = lambda size: max((r for r in here if r["bytes"] == size), key=lambda r: float(r["more"]))
+        rows.append((
+            {"rust": "Rust", "c": "C (preloaded)"}[interface],
+            backend,
+            *(f"{dearest(size)['backend alone']}, +{dearest(size)['more']}" for size in small),
+            *(dearest(size)["stepalloc"] for size in planned),
+        ))
+    return table(*rows)
+
+
+def main():
+    path = ROOT / "README.md"
+    text = path.read_text()
+    for name, content in (("pytorch", pytorch()), ("instructions", instructions())):
+        pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(\n<!-- end of {name} -->)"
+        text, count = re.subn(pattern, lambda match: match[1] + content + match[2], text, flags=re.DOTALL)
+        if count != 1:
+            raise SystemExit(f"README.md: {count} places for the table {name}, not one")
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
