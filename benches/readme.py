@@ -67,8 +67,8 @@ def main():
     path = ROOT / "README.md"
     text = path.read_text()
     for name, content in (("pytorch", pytorch()), ("instructions", instructions())):
-        pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(\n<!-- end of {name} -->)"
-        text, count = re.subn(pattern, lambda match: match[1] + content + match[2], text, flags=re.DOTALL)
+        pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
+        text, count = re.subn(pattern, lambda match: match[1] + content + "\n" + match[2], text, flags=re.DOTALL)
         if count != 1:
             raise SystemExit(f"README.md: {count} places for the table {name}, not one")
     path.write_text(text)

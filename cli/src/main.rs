@@ -9,7 +9,7 @@
 //! |---|---|
 //! | 0 | done |
 //! | 1 | `demo`: a configuration failed |
-//! | 2 | arguments, files or settings are wrong; nothing was run |
+//! | 2 | arguments or files are wrong, and nothing was run; or figures could not be written afterwards |
 //! | 3 | `plan --capacity`: no plan within it was found |
 //! | 70 | a plan did not pass the verifier: our fault |
 //! | 126, 127 | `run`: the program cannot be executed, or was not found |

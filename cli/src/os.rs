@@ -33,10 +33,21 @@ extern "C" fn pass_on(signal: c_int) {
     }
 }
 
-/// Lets a signal pass that the terminal has sent to the child, too.
-extern "C" fn let_pass(_: c_int) {}
+/// Sends on what another process sent to us alone. What the terminal (the kernel) sent, the child has got, too.
+extern "C" fn pass_on_if_sent(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo_t to a handler that was installed with SA_SIGINFO.
+    if unsafe { (*info).si_code } <= 0 {
+        pass_on(signal);
+    }
+}
 
-fn handle(signal: c_int, handler: extern "C" fn(c_int)) {
+/// A handler, with or without SA_SIGINFO.
+enum Handler {
+    Plain(extern "C" fn(c_int)),
+    WithInfo(extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void)),
+}
+
+fn handle(signal: c_int, handler: Handler) {
     // SAFETY: both structures are plain data for which zero is valid, and the handlers are async-signal-safe.
     unsafe {
         let mut old: libc::sigaction = std::mem::zeroed();
@@ -44,8 +55,12 @@ fn handle(signal: c_int, handler: extern "C" fn(c_int)) {
             return;
         }
         let mut new: libc::sigaction = std::mem::zeroed();
-        new.sa_sigaction = handler as *const () as libc::sighandler_t;
-        new.sa_flags = libc::SA_RESTART;
+        (new.sa_sigaction, new.sa_flags) = match handler {
+            Handler::Plain(handler) => (handler as *const () as libc::sighandler_t, libc::SA_RESTART),
+            Handler::WithInfo(handler) => {
+                (handler as *const () as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
+            }
+        };
         libc::sigemptyset(&mut new.sa_mask);
         libc::sigaction(signal, &new, std::ptr::null_mut());
     }
@@ -55,20 +70,22 @@ fn handle(signal: c_int, handler: extern "C" fn(c_int)) {
 pub struct Forward(());
 
 impl Forward {
-    /// For a program that has our terminal: SIGTERM and SIGHUP, sent to us alone, are sent on; SIGINT and SIGQUIT reach
-    /// it from the terminal.
+    /// For a program that has our terminal: what others send to us alone is sent on, that of the terminal reaches it by
+    /// itself.
     pub fn for_program() -> Forward {
-        handle(libc::SIGINT, let_pass);
-        handle(libc::SIGQUIT, let_pass);
-        handle(libc::SIGTERM, pass_on);
-        handle(libc::SIGHUP, pass_on);
+        for signal in [libc::SIGINT, libc::SIGQUIT] {
+            handle(signal, Handler::WithInfo(pass_on_if_sent));
+        }
+        for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM] {
+            handle(signal, Handler::Plain(pass_on));
+        }
         Forward(())
     }
 
     /// For a child of our own that shall never outlive us: all are sent on.
     pub fn for_child() -> Forward {
         for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
-            handle(signal, pass_on);
+            handle(signal, Handler::Plain(pass_on));
         }
         Forward(())
     }

@@ -28,7 +28,8 @@ const MIN_BYTES: u64 = 32 << 10;
 /// What `stepalloc plan` takes.
 #[derive(clap::Args)]
 #[command(after_help = "Without --output the plan itself is not kept: only the summary is printed.
-Exit status: 0 a valid plan was found (and written), 3 none within --capacity was found, 2 wrong arguments or files.
+Exit status: 0 a valid plan was found (and written), 3 none within --capacity was found, 2 wrong arguments or files,
+70 the plan did not pass the check (a fault of ours).
 
 Examples:
   stepalloc plan buffers.csv

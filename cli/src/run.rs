@@ -28,7 +28,8 @@ use library::{Library, LibraryError};
 environment: START_STATISTIC_STEP, STABLE_STATISTIC_STEP, MAX_STATISTIC_STEP, ENABLE_MEMORY_OPTIMIZATION, STEPALLOC_*.
 The library is looked for in STEPALLOC_LIBRARY (its path), beside this command, and in ../lib.
 
-Exit status: the program's own; 126 it cannot be executed, 127 it was not found, 2 nothing was run.
+Exit status: the program's own; 126 it cannot be executed, 127 it was not found, 2 wrong arguments (nothing was run), or the
+figures could not be written.
 
 Examples:
   stepalloc run -- python3 train.py
@@ -224,7 +225,10 @@ fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) 
         "phase": "waiting",
         "steps": 0,
         "planned_at_step": null,
+        "plans": 0,
+        "failed_plans": 0,
         "arena_bytes": 0,
+        "arena_occupied_bytes": 0,
         "lower_bound_bytes": 0,
         "planned_blocks": 0,
         "last_steps": {
@@ -233,8 +237,10 @@ fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) 
             "minor_faults_max": 0,
             "planned_allocations": 0,
             "fallback_allocations": 0,
+            "gap_allocations": 0,
             "planned_bytes": 0,
             "fallback_bytes": 0,
+            "gap_bytes": 0,
             "step_ms_median": 0.0,
         },
         "vm_rss_bytes": 0,

@@ -1,4 +1,4 @@
-//! Plans files and prints ratio and time of each: `cargo run --release --example ratios -- FILE...`.
+//! Plans files and prints ratio and time of each: `cargo run --release -p stepalloc-planner --example ratios -- FILE...`.
 
 use std::process::ExitCode;
 use std::time::Instant;

@@ -265,17 +265,39 @@ fn sigterm_reaches_the_program() {
     let mut command = run(&["--quiet"], &[steps(), "20", "wait"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
     let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
-    let mut line = String::new();
-    while line != "waiting\n" {
-        line.clear();
-        assert_ne!(out.read_line(&mut line).expect("read"), 0, "it ended early");
-    }
+    read_until(&mut out, |line| line == "waiting\n");
     // SAFETY: a child that was not waited for, so the number is still its own.
     assert_eq!(unsafe { libc::kill(child.id().cast_signed(), libc::SIGTERM) }, 0);
-    line.clear();
-    out.read_line(&mut line).expect("read");
-    assert_eq!(line, "terminated\n");
+    read_until(&mut out, |line| line == "terminated\n");
     process::await_end(child, "steps").with_status(5);
+}
+
+/// Reads lines until one is as wanted.
+fn read_until(from: &mut impl BufRead, wanted: impl Fn(&str) -> bool) -> String {
+    loop {
+        let mut line = String::new();
+        assert_ne!(from.read_line(&mut line).expect("read"), 0, "it ended early");
+        if wanted(&line) {
+            return line;
+        }
+    }
+}
+
+#[test]
+fn signals_sent_to_the_command_alone_reach_the_program() {
+    let mut command = run(&["--quiet"], &[steps(), "20", "wait"]);
+    command.env("STEPALLOC_STATS_SIGNAL", "USR1");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
+    let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut err = BufReader::new(child.stderr.take().expect("a pipe"));
+    // SAFETY: a child that was not waited for, so the number is still its own.
+    let send = |signal| assert_eq!(unsafe { libc::kill(child.id().cast_signed(), signal) }, 0);
+    read_until(&mut out, |line| line == "waiting\n");
+    send(libc::SIGUSR1);
+    let answer = read_until(&mut err, |line| line.starts_with('{'));
+    assert_eq!(objects(&answer)[0]["steps"], 20);
+    send(libc::SIGINT);
+    process::await_end(child, "steps").with_status(128 + libc::SIGINT);
 }
 
 #[test]

@@ -220,10 +220,33 @@ unsafe extern "C" fn mimalloc_usable_size(block: *mut c_void) -> usize {
 // jemalloc and mimalloc have a class of 8 bytes, which is not aligned as C's callers may expect of any block. Smaller
 // requests than the natural alignment are therefore made as large as it.
 
-unsafe extern "C" fn jemalloc_malloc(size: usize) -> *mut c_void {
-    // SAFETY: the caller's promise, here and below.
-    unsafe { tikv_jemalloc_sys::malloc(size.max(NATURAL_ALIGN)) }
+/// A `malloc` that asks `$backend` for no less: three instructions where enough is asked for, four where not.
+macro_rules! at_least_natural {
+    ($name:ident, $backend:path) => {
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(size: usize) -> *mut c_void {
+            core::arch::naked_asm!(
+                "cmp rdi, {natural}",
+                "jb 2f",
+                "jmp {backend}",
+                "2:",
+                "mov edi, {natural}",
+                "jmp {backend}",
+                natural = const NATURAL_ALIGN,
+                backend = sym $backend,
+            )
+        }
+
+        #[cfg(not(target_arch = "x86_64"))]
+        unsafe extern "C" fn $name(size: usize) -> *mut c_void {
+            // SAFETY: malloc has no conditions.
+            unsafe { $backend(size.max(NATURAL_ALIGN)) }
+        }
+    };
 }
+at_least_natural!(jemalloc_malloc, tikv_jemalloc_sys::malloc);
+at_least_natural!(mimalloc_malloc, libmimalloc_sys::mi_malloc);
 
 unsafe extern "C" fn jemalloc_calloc(count: usize, size: usize) -> *mut c_void {
     // SAFETY: as above. A product that overflows was refused before.
@@ -238,11 +261,6 @@ unsafe extern "C" fn jemalloc_realloc(block: *mut c_void, size: usize) -> *mut c
 unsafe extern "C" fn jemalloc_memalign(align: usize, size: usize) -> *mut c_void {
     // SAFETY: as above.
     unsafe { tikv_jemalloc_sys::aligned_alloc(align, size.max(NATURAL_ALIGN)) }
-}
-
-unsafe extern "C" fn mimalloc_malloc(size: usize) -> *mut c_void {
-    // SAFETY: as above.
-    unsafe { libmimalloc_sys::mi_malloc(size.max(NATURAL_ALIGN)) }
 }
 
 unsafe extern "C" fn mimalloc_calloc(count: usize, size: usize) -> *mut c_void {

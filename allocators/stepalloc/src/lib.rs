@@ -75,11 +75,11 @@ mod step;
 pub use alloc::StatisticAllocator;
 pub use backend::Backend;
 #[cfg(feature = "glibc")]
-pub use backend::Glibc;
+pub use backend::{Glibc, GlibcTuning};
 #[cfg(feature = "jemalloc")]
-pub use backend::Jemalloc;
+pub use backend::{Jemalloc, JemallocTuning};
 #[cfg(feature = "mimalloc")]
-pub use backend::Mimalloc;
+pub use backend::{Mimalloc, MimallocOption};
 pub use phase::{boundary, initialise, phase, statistics};
 pub use settings::Settings;
 pub use statistics::{LastSteps, Phase, Statistics};

@@ -145,7 +145,7 @@ pub fn initialise() {
     os::keeping_errno(|| ENGINE.with(None, |engine| engine.settings()));
 }
 
-/// The phase as a number: 0 waiting, 1 collecting, 2 planned. A plan that serves is "planned" even while the next one
+/// The phase now. A plan that serves is "planned" even while the next one
 /// is being collected.
 pub fn phase() -> Phase {
     ENGINE.with(None, |engine| engine.phase).unwrap_or(Phase::Waiting)

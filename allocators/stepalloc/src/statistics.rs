@@ -43,7 +43,7 @@ pub struct Statistics {
     pub phase: Phase,
     /// Step boundaries passed.
     pub steps: u64,
-    /// The first step served from a plan, counted from 0.
+    /// The first step served from the plan in force, counted from 0.
     pub planned_at_step: Option<u64>,
     /// Plans made so far, this one included.
     pub plans: u64,
@@ -53,7 +53,7 @@ pub struct Statistics {
     pub arena_bytes: u64,
     /// Bytes of the arena occupied by live blocks now.
     pub arena_occupied_bytes: u64,
-    /// The largest load of the collected steps in bytes; no plan is smaller.
+    /// The largest load of the collected steps in bytes: no plan that has a slot for every block is smaller.
     pub lower_bound_bytes: u64,
     /// Blocks that have a slot.
     pub planned_blocks: u64,

@@ -97,11 +97,12 @@ unsafe impl Backend for Jemalloc {
     }
 
     fn planned() {
-        let unless_set = |name| (read::<isize>(name) == Some(DEFAULT_DECAY_MS)).then_some(PLANNED_DECAY_MS);
-        Self::tune(JemallocTuning {
-            dirty_decay_ms: unless_set(c"arenas.dirty_decay_ms"),
-            ..Default::default()
-        });
+        const NAME: &[u8] = b"dirty_decay_ms";
+        let is_told = crate::os::environment(c"_RJEM_MALLOC_CONF")
+            .is_some_and(|text| text.windows(NAME.len()).any(|window| window == NAME));
+        if !is_told && read::<isize>(c"arenas.dirty_decay_ms") == Some(DEFAULT_DECAY_MS) {
+            Self::tune(JemallocTuning { dirty_decay_ms: Some(PLANNED_DECAY_MS), ..Default::default() });
+        }
     }
 
     #[inline]

@@ -62,13 +62,17 @@ unsafe impl Backend for Mimalloc {
 
     fn begin() {
         // Committed at once, a gibibyte of address space would be offered to huge pages, and small blocks spread over them.
-        if Self::tuned(MimallocOption::ArenaEagerCommit) == DEFAULT_ARENA_EAGER_COMMIT {
+        if Self::tuned(MimallocOption::ArenaEagerCommit) == DEFAULT_ARENA_EAGER_COMMIT
+            && crate::os::environment(c"MIMALLOC_ARENA_EAGER_COMMIT").is_none()
+        {
             Self::tune(MimallocOption::ArenaEagerCommit, 0);
         }
     }
 
     fn planned() {
-        if Self::tuned(MimallocOption::PurgeDelay) == DEFAULT_PURGE_DELAY_MS {
+        if Self::tuned(MimallocOption::PurgeDelay) == DEFAULT_PURGE_DELAY_MS
+            && crate::os::environment(c"MIMALLOC_PURGE_DELAY").is_none()
+        {
             Self::tune(MimallocOption::PurgeDelay, PLANNED_DECAY_MS);
         }
     }
