@@ -308,17 +308,8 @@ impl Arena {
 
     /// Takes granules of one group if none is taken.
     fn claim_part(&self, group: u32, granules: u64) -> bool {
-        let word = self.granule_bits(group);
-        let mut seen = word.load(Relaxed);
-        loop {
-            if seen & granules != 0 {
-                return false;
-            }
-            match word.compare_exchange_weak(seen, seen | granules, SeqCst, Relaxed) {
-                Ok(_) => return self.is_split(group) || self.split(group, granules),
-                Err(now) => seen = now,
-            }
-        }
+        set(self.granule_bits(group), granules).is_some()
+            && (self.is_split(group) || self.split(group, granules))
     }
 
     /// True if granules of the group may be taken. Asked after taking some.
@@ -345,17 +336,8 @@ impl Arena {
 
     /// Takes whole groups of one word if none of them, and nothing in them, is taken.
     fn claim_groups(&self, word: u32, wholes: u64) -> bool {
-        let groups = self.group_bits(word);
-        let mut seen = groups.load(Relaxed);
-        loop {
-            if seen & wholes != 0 {
-                return false;
-            }
-            match groups.compare_exchange_weak(seen, seen | wholes, SeqCst, Relaxed) {
-                Ok(_) => return seen & (wholes >> 1) == 0 || self.unite(word, wholes),
-                Err(now) => seen = now,
-            }
-        }
+        set(self.group_bits(word), wholes)
+            .is_some_and(|seen| seen & (wholes >> 1) == 0 || self.unite(word, wholes))
     }
 
     /// Looks into the groups just taken of which granules may be taken; gives them all back where some are. Where none
@@ -633,6 +615,11 @@ fn mask(start: u32, length: u32) -> u64 {
 fn wholes(start: u32, length: u32) -> u64 {
     const GRANULES_A_BIT: u32 = GROUP / 2;
     WHOLES.wrapping_shr((length / GRANULES_A_BIT).wrapping_neg()).wrapping_shl(start / GRANULES_A_BIT)
+}
+
+/// Sets all these bits if none of them is set, and returns what the word was.
+fn set(word: &AtomicU64, bits: u64) -> Option<u64> {
+    word.fetch_update(SeqCst, Relaxed, |seen| (seen & bits == 0).then_some(seen | bits)).ok()
 }
 
 /// An open arena of its own for a test.

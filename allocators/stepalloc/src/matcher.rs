@@ -321,7 +321,7 @@ impl Table {
         Some(map)
     }
 
-    /// All classes; the first lies where the header's own room, that of one entry, ends.
+    /// All classes.
     fn classes(&self) -> impl Iterator<Item = &ClassEntry> {
         (0..=self.class_mask.load(Relaxed)).map(|index| self.class(index))
     }

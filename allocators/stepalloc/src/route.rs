@@ -1,6 +1,6 @@
 //! The way of a request: which go to the backend at once, which are served from the plan, which are recorded.
 //!
-//! Two words decide on the hot path. Requests below the *threshold* go to the backend; it is larger than any request
+//! A few words decide on the hot path. Requests below the *threshold* go to the backend; it is larger than any request
 //! while there is nothing to plan or record. Addresses outside the *watched range* are freed by the backend; it is
 //! empty at first, everything while recording, and the arena when a plan serves. Whatever passes these comes to the
 //! functions here, which are generic over the backend and used by [`StatisticAllocator`](crate::StatisticAllocator)
