@@ -4,6 +4,9 @@
 //! (malloc and free of what is preloaded) or `bare-c` (the backend's own malloc and free) or `nothing` (the loop alone, of BACKEND `rust` or `c`); PHASE is `waiting`,
 //! `collecting` or `planned`. First the phase is reached by steps of 5000 pairs; then COUNT pairs are made in one more
 //! step; at most 5000 of a planned size, so that each finds the slot planned for it.
+//!
+//! `CELLS` in the environment: each step begins with so many blocks, alive together, that have 1/CELLS of SIZE; so the
+//! pairs' slots lie over as many cells of the arena, 32 of which have their states in one word.
 
 mod bare;
 
@@ -119,11 +122,13 @@ fn main() {
         return;
     }
     let (step, now) = steps(way);
+    let cells = std::env::var("CELLS").map_or(0, |cells| cells.parse().expect("CELLS is a number"));
     for _ in 0..1000 {
         step();
         if now() == wanted as i32 {
             break;
         }
+        cut(way, size, cells);
         (0..STEP).for_each(|_| pair(size));
         // So many blocks are planned beside the program.
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -137,7 +142,24 @@ fn main() {
     if !is_planned {
         (0..STEP).for_each(|_| pair(size));
     }
+    cut(way, size, cells);
     measured_pairs(pair, size, if is_planned { count.min(STEP) } else { count });
+}
+
+/// Blocks alive together that fill `size` bytes.
+fn cut(way: &str, size: usize, cells: usize) {
+    if cells == 0 {
+        return;
+    }
+    let layout = Layout::from_size_align(size / cells, 16).expect("a small size");
+    let planned = const { StatisticAllocator::new(Glibc) };
+    // SAFETY: the size is not 0, and each block is freed once, by the way it was allocated.
+    unsafe {
+        let take = || if way == "c" { libc::malloc(layout.size()).cast() } else { planned.alloc(layout) };
+        for block in (0..cells).map(|_| take()).collect::<Vec<_>>() {
+            if way == "c" { libc::free(block.cast()) } else { planned.dealloc(block, layout) }
+        }
+    }
 }
 
 /// What callgrind counts (`--toggle-collect`).

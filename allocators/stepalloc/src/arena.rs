@@ -1,70 +1,69 @@
 //! The arena: one reserved address range, and the truth about which of its bytes are occupied.
 //!
-//! The range is cut into *granules* of equal size; a bitmap holds one bit a granule. Serving a block means setting
-//! its granules' bits, all of them or none, atomically against every other thread ([`Arena::claim`]); freeing clears
-//! them. A plan only proposes where to claim: whatever it says, a claim succeeds only where nothing lives, so two
-//! live blocks never overlap. The bitmap knows nothing of plans, so plans can be exchanged while blocks live.
+//! A plan only proposes where to claim: whatever it says, a claim succeeds only where nothing lives, atomically against
+//! every other thread, so two live blocks never overlap. Blocks in their slots are counted in [cells](crate::cells), of
+//! which a plan has its own; all others in [granules](crate::granules), which are the same for every plan.
 //!
-//! A second level spares large blocks most of that. Each 64 granules, a word of the bitmap, are a *group*; a block takes
-//! the groups that it covers wholly by one bit each, and sets granules only in the two groups at its ends. The two ways
-//! to take from a group exclude each other: a thread announces what it takes on its own level first and then looks at the
-//! other (as in Dekker's algorithm), so that of two that race at least one sees the other and withdraws.
+//! Slots are claimed, and all blocks freed, without a lock. Gaps are sought, plans exchanged, and cells in which gaps
+//! were taken made ready for slots again, under a lock that nobody waits for long: a claim that does not get it has
+//! failed, and the backend serves.
 //!
-//! There is no header in or before a block. Its length is found by its address alone, in a table of one word a
-//! granule of which only the entries of block starts are ever touched.
+//! There is no header in or before a block. Its length and slot are found by its address alone, in a table with an entry
+//! for each granule of which only those of block starts are ever touched.
 //!
-//! The granule is chosen once, from the first plan ([`Arena::open`]): large granules make claims cheap, small ones
-//! waste nothing on rounding.
+//! The granule is chosen once, from the first plan ([`Arena::open`]): large granules make gaps cheap, small ones waste
+//! nothing on rounding.
 
+use crate::cells::{self, Cells, NO_SLOT, Slot, Taken};
+use crate::granules::{Granules, Run};
+use crate::lock::Lock;
 use crate::os;
+use core::mem::size_of;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// The smallest granule: a cache line, the alignment tensor libraries ask for.
 pub(crate) const GRANULE_MIN_SHIFT: u32 = 6;
-/// The largest granule: a page. Beyond it rounding grows and claims hardly get cheaper.
+/// The largest granule: a page. Beyond it rounding grows and gaps hardly get cheaper.
 pub(crate) const GRANULE_MAX_SHIFT: u32 = 12;
 /// Address space reserved for each byte of the first plan, so that a later, larger plan finds room in the same arena.
 const RESERVE_FACTOR: usize = 8;
+/// How often a claim asks for the lock, with a yield in between: its holder may have to be given the processor first, but
+/// may also be this very thread, interrupted by a signal.
+const CLAIM_ATTEMPTS: u32 = 100;
+/// How often the exchange of plans asks for it.
+const EXCHANGE_ATTEMPTS: u32 = 100_000;
 
-/// One address range with its occupancy. All fields but `limit` are written once, by [`Arena::open`].
+/// One address range with its occupancy. All fields but `cells` and `committed` are written once, by [`Arena::open`].
 pub(crate) struct Arena {
     /// Address of the first byte; 0 while closed.
     base: AtomicUsize,
     /// Bytes reserved from `base`; 0 while closed, so that `contains` is false for every address.
     reserved: AtomicUsize,
     /// Granules of the reserved range.
-    granules: AtomicUsize,
+    count: AtomicUsize,
     /// log2 of the granule's bytes.
     shift: AtomicU32,
     /// The granule's bytes less 1.
     rounding: AtomicUsize,
-    /// Granules that may be claimed now.
-    limit: AtomicU32,
-    /// One bit a granule of the reserved range: taken by a block that has not the whole group.
-    granule_bits: AtomicPtr<AtomicU64>,
-    /// Two bits a group of the reserved range, [`SPLIT`] and [`WHOLE`].
-    group_bits: AtomicPtr<AtomicU64>,
-    /// Granules of the block that starts at this granule; 0 where none starts.
-    lengths: AtomicPtr<AtomicU32>,
+    granules: Granules,
+    /// The block that starts at each granule.
+    blocks: AtomicPtr<Block>,
+    /// The cells of the plan in force; null before the first.
+    cells: AtomicPtr<Cells>,
+    lock: Lock,
     /// Bytes made readable and writable so far, in whole pages.
     committed: AtomicUsize,
 }
 
-/// Granules of a group.
-const GROUP: u32 = 64;
-/// Groups whose bits lie in one word.
-const GROUPS_A_WORD: u32 = 32;
-/// Their granules.
-const GROUPS_GRANULES: u32 = GROUP * GROUPS_A_WORD;
-/// Granules of the group may be taken. Set before any is; cleared by a thread that has the whole group.
-const SPLIT: u64 = 1;
-/// One block has the whole group.
-const WHOLE: u64 = 2;
-/// `SPLIT` of every group in a word.
-const SPLITS: u64 = 0x5555_5555_5555_5555;
-/// `WHOLE` of every group in a word.
-const WHOLES: u64 = SPLITS << 1;
+/// What is known of a block.
+#[repr(C, align(16))]
+struct Block {
+    /// The slot it was claimed by, or [`NO_SLOT`].
+    slot: AtomicPtr<Slot>,
+    /// Its run as a number; 0 where no block starts.
+    run: AtomicU64,
+}
 
 /// What a free found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,25 +76,18 @@ pub(crate) enum Released {
     Invalid,
 }
 
-/// A run of granules.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Run {
-    pub(crate) start: u32,
-    pub(crate) length: u32,
-}
-
 impl Arena {
     pub(crate) const fn closed() -> Self {
         Self {
             base: AtomicUsize::new(0),
             reserved: AtomicUsize::new(0),
-            granules: AtomicUsize::new(0),
+            count: AtomicUsize::new(0),
             shift: AtomicU32::new(GRANULE_MAX_SHIFT),
             rounding: AtomicUsize::new(0),
-            limit: AtomicU32::new(0),
-            granule_bits: AtomicPtr::new(ptr::null_mut()),
-            group_bits: AtomicPtr::new(ptr::null_mut()),
-            lengths: AtomicPtr::new(ptr::null_mut()),
+            granules: Granules::none(),
+            blocks: AtomicPtr::new(ptr::null_mut()),
+            cells: AtomicPtr::new(ptr::null_mut()),
+            lock: Lock::new(),
             committed: AtomicUsize::new(0),
         }
     }
@@ -106,14 +98,13 @@ impl Arena {
         debug_assert!(!self.is_open());
         let factor = if os::address_space_is_limited() { 1 } else { RESERVE_FACTOR };
         let reserved = bytes.max(1).saturating_mul(factor).next_multiple_of(os::BASE_ALIGN);
-        let granules = reserved >> shift;
-        if i32::try_from(granules).is_err() {
+        let count = reserved >> shift;
+        if i32::try_from(count).is_err() {
             return false;
         }
-        // Both bitmaps and the table of lengths in one mapping.
-        let groups = granules.div_ceil(GROUP as usize);
-        let (granule_bytes, group_bytes) = (groups * 8, groups.div_ceil(GROUPS_A_WORD as usize) * 8);
-        let map_bytes = granule_bytes + group_bytes + granules * 4;
+        // The table and the bits in one mapping.
+        let table_bytes = count * size_of::<Block>();
+        let map_bytes = table_bytes + Granules::bytes_for(count);
         let Some(map) = os::map(map_bytes) else { return false };
         let Some(base) = os::reserve(reserved) else {
             // SAFETY: mapped just now, and known here only.
@@ -122,10 +113,10 @@ impl Arena {
         };
         self.shift.store(shift, Relaxed);
         self.rounding.store((1 << shift) - 1, Relaxed);
-        self.granules.store(granules, Relaxed);
-        self.granule_bits.store(map.cast(), Relaxed);
-        self.group_bits.store(map.wrapping_add(granule_bytes).cast(), Relaxed);
-        self.lengths.store(map.wrapping_add(granule_bytes + group_bytes).cast(), Relaxed);
+        self.count.store(count, Relaxed);
+        self.blocks.store(map.cast(), Relaxed);
+        // SAFETY: the rest of a fresh mapping, which stays; runs of this arena lie below the granules counted.
+        unsafe { self.granules.set_bits(map.wrapping_add(table_bytes)) };
         self.base.store(base as usize, Relaxed);
         self.reserved.store(reserved, Release);
         true
@@ -136,25 +127,46 @@ impl Arena {
         self.reserved.load(Acquire) != 0
     }
 
-    /// Lets claims reach `bytes` from the base (rounded up to a granule, cut to what is reserved); returns the bytes
-    /// that can be claimed now. Blocks beyond a lowered limit live on until they are freed.
-    pub(crate) fn resize(&self, bytes: usize, huge_pages: bool) -> usize {
-        let shift = self.shift();
-        let bytes = bytes.next_multiple_of(1 << shift).min(self.reserved.load(Relaxed));
+    /// Makes `bytes` from the base usable (rounded up to a granule, cut to what is reserved); returns the bytes that
+    /// are, or were before if the system has no memory for more.
+    pub(crate) fn commit(&self, bytes: usize, huge_pages: bool) -> usize {
+        let bytes = bytes.next_multiple_of(1 << self.shift()).min(self.reserved.load(Relaxed));
         let committed = self.committed.load(Relaxed);
         let wanted = bytes.next_multiple_of(os::PAGE);
         if wanted > committed {
             let start = (self.base.load(Relaxed) + committed) as *mut u8;
             if !os::commit(start, wanted - committed) {
-                return (self.limit.load(Relaxed) as usize) << shift;
+                return self.bytes();
             }
             if huge_pages {
                 os::advise_huge(start, wanted - committed);
             }
             self.committed.store(wanted, Relaxed);
         }
-        self.limit.store((bytes >> shift) as u32, Release);
         bytes
+    }
+
+    /// Puts a plan's cells in force, in the place of those of the plan before. `false` where another thread has the lock
+    /// for too long, and nothing has changed. Blocks live on, also beyond a lowered limit, until they are freed.
+    pub(crate) fn exchange(&self, cells: &'static Cells) -> bool {
+        let exchanged = self.lock.with(Some(EXCHANGE_ATTEMPTS), |_| {
+            let old = self.cells();
+            if let Some(old) = old {
+                old.close(&self.granules);
+            }
+            cells.open(&self.granules);
+            self.cells.store(ptr::from_ref(cells).cast_mut(), Release);
+            if let Some(old) = old {
+                old.discard();
+            }
+        });
+        exchanged.is_some()
+    }
+
+    #[inline]
+    fn cells(&self) -> Option<&'static Cells> {
+        // SAFETY: null or a mapping that is never undone.
+        unsafe { self.cells.load(Acquire).as_ref() }
     }
 
     /// log2 of the granule's bytes.
@@ -165,7 +177,7 @@ impl Arena {
 
     /// Bytes that can be claimed now.
     pub(crate) fn bytes(&self) -> usize {
-        (self.limit.load(Relaxed) as usize) << self.shift()
+        self.cells().map_or(0, |cells| (cells.limit() as usize) << self.shift())
     }
 
     /// Bytes reserved.
@@ -192,185 +204,100 @@ impl Arena {
         (bytes + self.rounding.load(Relaxed)) >> self.shift()
     }
 
-    /// The address of a granule.
-    #[inline]
-    fn address(&self, granule: u32) -> *mut u8 {
-        (self.base.load(Relaxed) + ((granule as usize) << self.shift())) as *mut u8
-    }
-
-    /// The bits of a group's granules.
+    /// The block that starts at a granule of the reserved range.
     #[inline(always)]
-    fn granule_bits(&self, group: u32) -> &AtomicU64 {
-        // SAFETY: callers pass groups of granules of the reserved range, which they learn of only after the bitmaps were
-        // mapped for all of it; the mapping is never undone.
-        unsafe { &*self.granule_bits.load(Relaxed).add(group as usize) }
+    fn block(&self, granule: u32) -> &Block {
+        // SAFETY: callers pass granules of the reserved range, which they learn of only after the table was mapped for
+        // all of it; the mapping is never undone.
+        unsafe { &*self.blocks.load(Relaxed).add(granule as usize) }
     }
 
-    /// The bits of the groups from `word * GROUPS_A_WORD` on.
+    /// Makes a run that was taken a block.
     #[inline(always)]
-    fn group_bits(&self, word: u32) -> &AtomicU64 {
-        // SAFETY: as in `granule_bits`.
-        unsafe { &*self.group_bits.load(Relaxed).add(word as usize) }
+    fn begin(&self, run: Run, slot: &Slot) -> *mut u8 {
+        let block = self.block(run.start());
+        block.slot.store(ptr::from_ref(slot).cast_mut(), Relaxed);
+        block.run.store(run.to_bits(), Relaxed);
+        (self.base.load(Relaxed) + ((run.start() as usize) << self.shift())) as *mut u8
     }
 
-    #[inline]
-    fn length(&self, granule: u32) -> &AtomicU32 {
-        // SAFETY: as in `granule_bits`.
-        unsafe { &*self.lengths.load(Relaxed).add(granule as usize) }
-    }
-
-    /// [`Arena::claim`] of a run whose bits lie in one word, where the other bitmap has nothing to say about them and
-    /// nobody else changes that word just now. `None` says nothing about other cases, in which nothing was taken.
+    /// Claims a slot in one attempt, if it has cells in at most two words. A half that was taken is to be undone by
+    /// [`Arena::undo`].
     ///
     /// # Safety
-    /// The run lies inside what [`Arena::resize`] once granted.
+    /// The slot is one of cells that were put in force in this arena, and stays where it is.
     #[inline(always)]
-    pub(crate) unsafe fn claim_ready(&self, run: ReadyRun) -> Option<*mut u8> {
-        let (start, bits) = (run.start(), run.bits);
-        let taken = if run.is_of_groups() {
-            self.take_groups(start / GROUPS_GRANULES, bits)
-        } else {
-            self.take_part(start / GROUP, bits)
-        };
-        if !taken {
-            return None;
+    pub(crate) unsafe fn claim_quickly(&self, slot: &Slot) -> Taken<*mut u8> {
+        match slot.take_quickly() {
+            Taken::All(run) => Taken::All(self.begin(run, slot)),
+            Taken::Half(half) => Taken::Half(half),
+            Taken::Nothing => Taken::Nothing,
+            Taken::Several => Taken::Several,
         }
-        self.length(start).store(run.length(), Relaxed);
-        Some(self.address(start))
     }
 
-    /// [`Arena::claim_ready`] of a run whose bits lie in several words.
+    /// Claims a slot if all of it is free and nothing of it is split.
     ///
     /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub(crate) unsafe fn claim_ready_several(&self, run: ReadyRun) -> Option<*mut u8> {
-        let (start, end) = (run.start(), run.start() + run.length());
-        let part = |group, granules| self.take_part(group, granules);
-        let groups = |word, wholes| self.take_groups(word, wholes);
-        let reached = each_word(start, end, part, groups);
-        if reached < end {
-            self.release_several(start, reached);
-            return None;
-        }
-        self.length(start).store(run.length(), Relaxed);
-        Some(self.address(start))
+    /// As for [`Arena::claim_quickly`].
+    pub(crate) unsafe fn claim_several(&self, slot: &Slot) -> Option<*mut u8> {
+        let run = slot.take(&self.granules)?;
+        Some(self.begin(run, slot))
     }
 
-    /// Takes granules of one group that is known to be split, in one attempt.
-    #[inline(always)]
-    fn take_part(&self, group: u32, granules: u64) -> bool {
-        let word = self.granule_bits(group);
-        let seen = word.load(Relaxed);
-        if seen & granules != 0 || word.compare_exchange(seen, seen + granules, SeqCst, Relaxed).is_err() {
-            return false;
-        }
-        if !self.is_split(group) {
-            word.fetch_and(!granules, Release);
-            return false;
-        }
-        true
+    /// Gives back what [`Arena::claim_quickly`] took.
+    ///
+    /// # Safety
+    /// The parts of a [`cells::Half`] that was taken in this arena.
+    pub(crate) unsafe fn undo(&self, word: *const AtomicU64, lower: u64, run: Run) {
+        // SAFETY: a word of states, in a mapping that is never undone.
+        cells::give_back_surely(unsafe { &*word }, lower, run, &self.granules);
     }
 
-    /// Takes whole groups of one word none of which is split, in one attempt.
-    #[inline(always)]
-    fn take_groups(&self, word: u32, wholes: u64) -> bool {
-        let groups = self.group_bits(word);
-        let seen = groups.load(Relaxed);
-        if seen & wholes != 0 || groups.compare_exchange(seen, seen + wholes, SeqCst, Relaxed).is_err() {
-            return false;
+    /// Claims a slot if all of it is free.
+    ///
+    /// # Safety
+    /// As for [`Arena::claim_quickly`].
+    pub(crate) unsafe fn claim(&self, slot: &Slot) -> Option<*mut u8> {
+        let unite = |_| self.cells().is_some_and(|cells| cells.unite(slot, &self.granules));
+        let mut run = slot.take(&self.granules);
+        if run.is_none() && slot.seems_split(&self.granules) && self.lock.with(Some(CLAIM_ATTEMPTS), unite)? {
+            run = slot.take(&self.granules);
         }
-        if seen & (wholes >> 1) != 0 {
-            groups.fetch_and(!wholes, Release);
-            return false;
-        }
-        true
+        Some(self.begin(run?, slot))
     }
 
-    /// Takes the run if every granule of it is free and inside the limit, and makes it a block. No lock, no system
-    /// call; a partial claim is undone before anybody could be handed a part of it.
-    pub(crate) fn claim(&self, run: Run) -> Option<*mut u8> {
-        let end = u64::from(run.start) + u64::from(run.length);
-        if end > u64::from(self.limit.load(Acquire)) || run.length == 0 {
-            return None;
-        }
-        let taken = match Place::of(run) {
-            Place::Part { group, granules } => self.claim_part(group, granules),
-            Place::Groups { word, wholes } => self.claim_groups(word, wholes),
-            Place::Several => self.claim_several(run.start, run.start + run.length),
-        };
-        if !taken {
-            return None;
-        }
-        self.length(run.start).store(run.length, Relaxed);
-        Some(self.address(run.start))
-    }
-
-    /// Takes granules of one group if none is taken.
-    fn claim_part(&self, group: u32, granules: u64) -> bool {
-        set(self.granule_bits(group), granules).is_some()
-            && (self.is_split(group) || self.split(group, granules))
-    }
-
-    /// True if granules of the group may be taken. Asked after taking some.
-    #[inline(always)]
-    fn is_split(&self, group: u32) -> bool {
-        let state = self.group_bits(group / GROUPS_A_WORD).load(SeqCst) >> (2 * (group % GROUPS_A_WORD));
-        state & (SPLIT | WHOLE) == SPLIT
-    }
-
-    /// Says that granules of the group are taken; gives those just taken back where a block has the whole group.
-    #[cold]
-    #[inline(never)]
-    fn split(&self, group: u32, granules: u64) -> bool {
-        let word = self.group_bits(group / GROUPS_A_WORD);
-        let shift = 2 * (group % GROUPS_A_WORD);
-        let split = word.fetch_update(SeqCst, SeqCst, |seen| {
-            (seen & WHOLE << shift == 0).then_some(seen | SPLIT << shift)
-        });
-        if split.is_err() {
-            self.granule_bits(group).fetch_and(!granules, Release);
-        }
-        split.is_ok()
-    }
-
-    /// Takes whole groups of one word if none of them, and nothing in them, is taken.
-    fn claim_groups(&self, word: u32, wholes: u64) -> bool {
-        set(self.group_bits(word), wholes)
-            .is_some_and(|seen| seen & (wholes >> 1) == 0 || self.unite(word, wholes))
-    }
-
-    /// Looks into the groups just taken of which granules may be taken; gives them all back where some are. Where none
-    /// are, it says so, and the next claim need not look.
-    #[cold]
-    #[inline(never)]
-    fn unite(&self, word: u32, wholes: u64) -> bool {
-        let groups = self.group_bits(word);
-        let split = groups.load(SeqCst) & (wholes >> 1);
-        let mut rest = split;
-        while rest != 0 {
-            let group = word * GROUPS_A_WORD + rest.trailing_zeros() / 2;
-            if self.granule_bits(group).load(SeqCst) != 0 {
-                groups.fetch_and(!wholes, Release);
-                return false;
+    /// Claims the smallest gap that holds `bytes` at `align`, wherever it lies.
+    pub(crate) fn claim_gap(&self, bytes: usize, align: usize) -> Option<*mut u8> {
+        let length = u32::try_from(self.granules_of(bytes)).ok().filter(|&length| length != 0)?;
+        let step = u32::try_from(align >> self.shift()).ok()?.max(1);
+        let run = self.lock.with(Some(CLAIM_ATTEMPTS), |_| {
+            let cells = self.cells()?;
+            // Slots may be claimed meanwhile, and the gap found with them. After more attempts than threads usually race
+            // here the backend serves.
+            for _ in 0..4 {
+                let run = Run::new(self.best_gap(cells, length, step)?, length);
+                if cells.split(run) {
+                    self.granules.take(run);
+                    return Some(run);
+                }
             }
-            rest &= rest - 1;
-        }
-        // A granule taken from now on is given back by whoever took it: these groups are whole.
-        groups.fetch_and(!split, SeqCst);
-        true
+            None
+        })??;
+        Some(self.begin(run, &NO_SLOT))
     }
 
-    /// Takes a run of more than one word, piece by piece.
-    #[inline(never)]
-    fn claim_several(&self, start: u32, end: u32) -> bool {
-        let part = |group, granules| self.claim_part(group, granules);
-        let groups = |word, wholes| self.claim_groups(word, wholes);
-        let reached = each_word(start, end, part, groups);
-        if reached < end {
-            self.release_several(start, reached);
-        }
-        reached == end
+    /// The start of the smallest run of free granules that holds `length` at a multiple of `step`.
+    fn best_gap(&self, cells: &Cells, length: u32, step: u32) -> Option<u32> {
+        let mut best: Option<Run> = None;
+        cells.free_runs(&self.granules, |free| {
+            let aligned = free.start().next_multiple_of(step);
+            let holds = u64::from(aligned) + u64::from(length) <= u64::from(free.end());
+            if holds && best.is_none_or(|best| free.length() < best.length()) {
+                best = Some(Run::new(aligned, free.length()));
+            }
+        });
+        best.map(|run| run.start())
     }
 
     /// Frees the block at `address`.
@@ -389,37 +316,16 @@ impl Arena {
     #[inline(always)]
     pub(crate) fn release_at(&self, offset: usize) -> bool {
         let Some(start) = self.start(offset) else { return false };
-        let entry = self.length(start);
-        let length = entry.load(Relaxed);
-        if length == 0 {
+        let block = self.block(start);
+        let run = block.run.load(Relaxed);
+        if run == 0 {
             return false;
         }
-        entry.store(0, Relaxed);
-        match Place::of(Run { start, length }) {
-            // All bits of the masks are set.
-            Place::Part { group, granules } => {
-                self.granule_bits(group).fetch_xor(granules, Release);
-            }
-            Place::Groups { word, wholes } => {
-                self.group_bits(word).fetch_xor(wholes, Release);
-            }
-            Place::Several => self.release_several(start, start + length),
-        }
+        block.run.store(0, Relaxed);
+        // SAFETY: where there is a run there is a slot, `NO_SLOT` or one that stays, see `claim_quickly`.
+        let slot = unsafe { &*block.slot.load(Relaxed) };
+        slot.give_back(&self.granules, Run::from_bits(run));
         true
-    }
-
-    /// Gives back a run, or the words of it that were taken.
-    #[inline(never)]
-    fn release_several(&self, start: u32, end: u32) {
-        let part = |group, granules| {
-            self.granule_bits(group).fetch_xor(granules, Release);
-            true
-        };
-        let groups = |word, wholes| {
-            self.group_bits(word).fetch_xor(wholes, Release);
-            true
-        };
-        each_word(start, end, part, groups);
     }
 
     /// The granule that begins at an offset; `None` for offsets outside the range or inside a granule.
@@ -427,331 +333,158 @@ impl Arena {
     fn start(&self, offset: usize) -> Option<u32> {
         // Bits below the granule come out on top, and make the number larger than any granule's.
         let granule = offset.rotate_right(self.shift());
-        (granule < self.granules.load(Relaxed)).then_some(granule as u32)
+        (granule < self.count.load(Relaxed)).then_some(granule as u32)
     }
 
     /// Bytes of the block at `address`, all of them writable; 0 where no block starts there.
     pub(crate) fn usable_bytes(&self, address: usize) -> usize {
         let start = self.start(address.wrapping_sub(self.base()));
-        start.map_or(0, |start| (self.length(start).load(Relaxed) as usize) << self.shift())
+        start.map_or(0, |start| {
+            (Run::from_bits(self.block(start).run.load(Relaxed)).length() as usize) << self.shift()
+        })
     }
 
-    /// Claims the smallest gap that holds `bytes` at `align`, wherever it lies. Gaps are sought word by word; another
-    /// thread may take the one that was found, so a few attempts are made.
-    pub(crate) fn claim_gap(&self, bytes: usize, align: usize) -> Option<*mut u8> {
-        let length = u32::try_from(self.granules_of(bytes)).ok()?;
-        let step = u32::try_from(align >> self.shift()).ok()?.max(1);
-        // More attempts than threads usually race here; after them the backend serves.
-        for _ in 0..4 {
-            let start = self.best_gap(length, step)?;
-            if let Some(block) = self.claim(Run { start, length }) {
-                return Some(block);
-            }
-        }
-        None
-    }
-
-    /// The start of the smallest run of free granules that holds `length` at a multiple of `step`.
-    fn best_gap(&self, length: u32, step: u32) -> Option<u32> {
-        let limit = self.limit.load(Acquire);
-        let mut best: Option<Run> = None;
-        let mut at = 0;
-        while at < limit {
-            let start = self.next(at, limit, false);
-            let end = self.next(start, limit, true);
-            let aligned = start.next_multiple_of(step);
-            if u64::from(aligned) + u64::from(length) <= u64::from(end)
-                && best.is_none_or(|best| end - start < best.length)
-            {
-                best = Some(Run { start: aligned, length: end - start });
-                if end - start == length {
-                    break;
-                }
-            }
-            at = end.max(at + 1);
-        }
-        best.map(|run| run.start)
-    }
-
-    /// The first granule from `at` on whose bit is `occupied`, or the limit.
-    fn next(&self, at: u32, limit: u32, occupied: bool) -> u32 {
-        let flip = if occupied { 0 } else { u64::MAX };
-        let mut index = at / GROUP;
-        let mut ahead = u64::MAX << (at % GROUP);
-        while index * GROUP < limit {
-            let found = (self.taken(index) ^ flip) & ahead;
-            if found != 0 {
-                return (index * GROUP + found.trailing_zeros()).min(limit);
-            }
-            ahead = u64::MAX;
-            index += 1;
-        }
-        limit
-    }
-
-    /// A bit for each granule of the group: taken in whichever way.
-    fn taken(&self, group: u32) -> u64 {
-        let state = self.group_bits(group / GROUPS_A_WORD).load(Relaxed) >> (2 * (group % GROUPS_A_WORD));
-        if state & WHOLE != 0 { u64::MAX } else { self.granule_bits(group).load(Relaxed) }
-    }
-
-    /// Bytes occupied now, counted; for statistics and tests.
+    /// Bytes occupied below the limit now, counted; for statistics and tests.
     pub(crate) fn occupied_bytes(&self) -> usize {
-        let groups = self.limit.load(Relaxed).div_ceil(GROUP);
-        (0..groups).map(|group| self.taken(group).count_ones() as usize).sum::<usize>() << self.shift()
+        self.cells().map_or(0, |cells| (cells.occupied(&self.granules) as usize) << self.shift())
     }
 }
 
-/// A run with its bits worked out, in two words, neither of which says anything wrong where the other is 0.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ReadyRun {
-    /// The start, a flag if the bits are those of groups, and in the high half the length.
-    pub(crate) run: u64,
-    /// 0 where they lie in several words, or there is no run.
-    pub(crate) bits: u64,
-}
-
-const OF_GROUPS: u64 = 1 << 31;
-
-impl ReadyRun {
-    /// No run: it starts beyond every arena.
-    pub(crate) const NONE: Self = Self { run: OF_GROUPS - 1, bits: 0 };
-
-    /// Works out the bits of a run that is not empty.
-    pub(crate) fn of(run: Run) -> Self {
-        let (flag, bits) = match Place::of(run) {
-            Place::Part { granules, .. } => (0, granules),
-            Place::Groups { wholes, .. } => (OF_GROUPS, wholes),
-            Place::Several => (0, 0),
-        };
-        Self { run: u64::from(run.length) << 32 | flag | u64::from(run.start), bits }
-    }
-
-    /// The first granule.
-    #[inline(always)]
-    pub(crate) fn start(self) -> u32 {
-        (self.run & (OF_GROUPS - 1)) as u32
-    }
-
-    /// Granules; 0 where there is no run.
-    #[inline(always)]
-    pub(crate) fn length(self) -> u32 {
-        (self.run >> 32) as u32
-    }
-
-    #[inline(always)]
-    fn is_of_groups(self) -> bool {
-        self.run & OF_GROUPS != 0
-    }
-}
-
-/// Which bits a run of granules takes.
-enum Place {
-    /// Granules of one group.
-    Part { group: u32, granules: u64 },
-    /// Whole groups of one word.
-    Groups { word: u32, wholes: u64 },
-    /// More than that.
-    Several,
-}
-
-impl Place {
-    /// The place of a run that is not empty.
-    #[inline(always)]
-    fn of(run: Run) -> Self {
-        let (start, length) = (run.start, run.length);
-        if length < GROUP && start % GROUP + length <= GROUP {
-            Self::Part { group: start / GROUP, granules: mask(start, length) }
-        } else if (start | length).is_multiple_of(GROUP)
-            && start % GROUPS_GRANULES + length <= GROUPS_GRANULES
-        {
-            Self::Groups { word: start / GROUPS_GRANULES, wholes: wholes(start, length) }
-        } else {
-            Self::Several
-        }
-    }
-}
-
-/// Calls `part` with each group of which the granules from `start` to `end` are a part, and their bits in it; and `groups`
-/// with each word of whole groups, and theirs. Returns the granule that is reached when one says no, else the end.
-#[inline(always)]
-fn each_word(
-    start: u32,
-    end: u32,
-    mut part: impl FnMut(u32, u64) -> bool,
-    mut groups: impl FnMut(u32, u64) -> bool,
-) -> u32 {
-    let mut at = start;
-    if !at.is_multiple_of(GROUP) || end - at < GROUP {
-        let length = (GROUP - at % GROUP).min(end - at);
-        if length == 0 || !part(at / GROUP, mask(at, length)) {
-            return at;
-        }
-        at += length;
-    }
-    let whole_end = end - end % GROUP;
-    while at < whole_end {
-        let next = whole_end.min((at / GROUPS_GRANULES + 1) * GROUPS_GRANULES);
-        if !groups(at / GROUPS_GRANULES, wholes(at, next - at)) {
-            return at;
-        }
-        at = next;
-    }
-    if at < end && part(at / GROUP, mask(at, end - at)) {
-        return end;
-    }
-    at
-}
-
-/// The bits of `length` granules (1 to 63) of one group, from `start` on.
-#[inline(always)]
-fn mask(start: u32, length: u32) -> u64 {
-    // Shifts are modulo 64.
-    u64::MAX.wrapping_shr(length.wrapping_neg()).wrapping_shl(start)
-}
-
-/// [`WHOLE`] of the groups (1 to 32) of one word that the `length` granules from `start` on are.
-#[inline(always)]
-fn wholes(start: u32, length: u32) -> u64 {
-    const GRANULES_A_BIT: u32 = GROUP / 2;
-    WHOLES.wrapping_shr((length / GRANULES_A_BIT).wrapping_neg()).wrapping_shl(start / GRANULES_A_BIT)
-}
-
-/// Sets all these bits if none of them is set, and returns what the word was.
-fn set(word: &AtomicU64, bits: u64) -> Option<u64> {
-    word.fetch_update(SeqCst, Relaxed, |seen| (seen & bits == 0).then_some(seen | bits)).ok()
-}
-
-/// An open arena of its own for a test.
+/// An open arena of its own for a test, all of it usable, without slots.
 #[cfg(test)]
 pub(crate) fn tests_arena(shift: u32, bytes: usize) -> &'static Arena {
     let arena = Box::leak(Box::new(Arena::closed()));
     assert!(arena.open(shift, bytes));
-    assert_eq!(arena.resize(bytes, false), bytes);
+    assert_eq!(arena.commit(bytes, false), bytes);
+    cells::tests_slots(arena, (bytes >> shift) as u32, &[]);
     arena
 }
 
 #[cfg(test)]
 mod tests {
     use super::{tests_arena as open, *};
+    use crate::cells::tests_slots;
 
-    #[test]
-    fn claims_exclude_each_other_at_every_length_and_place() {
-        let arena = open(6, 64 * 1000);
-        for length in [1, 5, 63, 64, 65, 128, 129, 500] {
-            for start in [0, 1, 63, 64, 70, 127, 300] {
-                let block = arena.claim(Run { start, length }).expect("free");
-                assert_eq!(block as usize, arena.base() + start as usize * 64);
-                for (other, len) in [(start, 1), (start + length - 1, 1), (start + length / 2, 1), (0, 1000)]
-                {
-                    assert_eq!(arena.claim(Run { start: other, length: len }), None);
-                }
-                assert_eq!(arena.occupied_bytes(), length as usize * 64);
-                assert_eq!(arena.usable_bytes(block as usize), length as usize * 64);
-                assert_eq!(arena.release(block as usize + 64), Released::Invalid, "no block starts there");
-                assert_eq!(arena.release(block as usize), Released::Block);
-                assert_eq!(arena.release(block as usize), Released::Invalid, "a second free is noticed");
-                assert_eq!(arena.release(arena.base() - 64), Released::Foreign);
-                assert_eq!(arena.occupied_bytes(), 0);
-            }
-        }
+    /// Offsets in pages.
+    fn offset(arena: &Arena, block: Option<*mut u8>) -> Option<usize> {
+        block.map(|block| (block as usize - arena.base()) / 4096)
+    }
+
+    fn claim(arena: &Arena, slot: &Slot) -> Option<*mut u8> {
+        // SAFETY: slots of a test stay.
+        unsafe { arena.claim(slot) }
     }
 
     #[test]
-    fn claims_beyond_the_limit_and_empty_claims_are_refused() {
-        let arena = open(12, 4096 * 10);
-        assert!(arena.claim(Run { start: 0, length: 10 }).is_some());
-        for run in [(10, 1), (9, 2), (0, 0), (u32::MAX, 1), (1, u32::MAX), (u32::MAX, u32::MAX)] {
-            assert_eq!(arena.claim(Run { start: run.0, length: run.1 }), None);
-        }
+    fn a_block_is_known_by_its_address_alone() {
+        let arena = open(6, 64 * 1000);
+        let slots = tests_slots(arena, 1000, &[Run::new(3, 5)]);
+        let block = claim(arena, &slots[0]).expect("free") as usize;
+        assert_eq!(block, arena.base() + 3 * 64);
+        assert_eq!((arena.usable_bytes(block), arena.usable_bytes(block + 64)), (5 * 64, 0));
+        assert_eq!(arena.occupied_bytes(), 5 * 64);
+        assert_eq!(arena.release(block + 64), Released::Invalid, "no block starts there");
+        assert_eq!(arena.release(block + 1), Released::Invalid);
+        assert_eq!(arena.release(block), Released::Block);
+        assert_eq!(arena.release(block), Released::Invalid, "a second free is noticed");
+        assert_eq!(arena.release(arena.base() - 64), Released::Foreign);
+        assert_eq!(arena.release(arena.base() + arena.reserved()), Released::Foreign);
+        assert_eq!(arena.occupied_bytes(), 0);
     }
 
     #[test]
     fn the_smallest_sufficient_gap_is_taken() {
         let arena = open(12, 4096 * 200);
-        let claims: Vec<_> = [(0, 10), (15, 5), (23, 100), (130, 70)]
-            .map(|(start, length)| arena.claim(Run { start, length }).expect("free"))
-            .into();
-        let offset = |block: Option<*mut u8>| block.map(|b| (b as usize - arena.base()) / 4096);
-        assert_eq!(offset(arena.claim_gap(4096 * 3, 1)), Some(20));
-        assert_eq!(offset(arena.claim_gap(4096 * 5, 1)), Some(10));
-        assert_eq!(offset(arena.claim_gap(4096 * 4, 4096 * 4)), Some(124));
-        assert_eq!(offset(arena.claim_gap(4096 * 4, 1)), None);
-        assert_eq!(arena.release(claims[2] as usize), Released::Block);
-        assert_eq!(offset(arena.claim_gap(4096 * 100, 1)), Some(23));
+        let runs = [(0, 10), (15, 5), (23, 100), (130, 70)].map(|(start, length)| Run::new(start, length));
+        let blocks: Vec<_> =
+            tests_slots(arena, 200, &runs).iter().map(|slot| claim(arena, slot).expect("free")).collect();
+        let gap = |pages: usize, align: usize| offset(arena, arena.claim_gap(4096 * pages, 4096 * align));
+        assert_eq!(gap(3, 1), Some(20));
+        assert_eq!(gap(5, 1), Some(10));
+        assert_eq!(gap(4, 4), Some(124));
+        assert_eq!(gap(4, 1), None);
+        assert_eq!(arena.release(blocks[2] as usize), Released::Block);
+        assert_eq!(gap(100, 1), Some(23));
+        assert_eq!(gap(1, 1), Some(123));
+        assert_eq!(gap(0, 1), None);
+        assert_eq!(gap(usize::MAX >> 13, 1), None);
+        assert_eq!(arena.occupied_bytes(), 4096 * (200 - 2));
     }
 
     #[test]
-    fn whole_groups_and_single_granules_exclude_each_other() {
-        let arena = open(6, 64 * 64 * 100);
-        let claim = |start, length| arena.claim(Run { start, length });
-        for groups in [1, 2, 31, 32, 33, 70] {
-            for first in [0, 1, 29] {
-                let (start, length) = (first * 64, groups * 64);
-                // Before, after and while a granule in the midst is taken, whether the groups were split or not.
-                for _ in 0..3 {
-                    let large = claim(start, length).expect("free");
-                    assert_eq!(claim(start + length - 1, 1), None);
-                    assert_eq!(arena.release(large as usize), Released::Block);
-                    let granule = claim(start + length / 2, 1).expect("free");
-                    assert_eq!(claim(start, length), None);
-                    assert_eq!(arena.occupied_bytes(), 64, "nothing of a refused claim stays");
-                    assert_eq!(arena.release(granule as usize), Released::Block);
-                }
-                // Ends inside groups, and what lies beside them there.
-                let large = claim(start + 7, length).expect("free");
-                let (before, after) =
-                    (claim(start, 7).expect("free"), claim(start + length + 7, 57).expect("free"));
-                assert_eq!(claim(start + length + 6, 1), None);
-                for block in [before, large, after] {
-                    assert_eq!(arena.release(block as usize), Released::Block);
-                }
+    fn gaps_and_slots_exclude_each_other() {
+        let arena = open(12, 4096 * 300);
+        // All pages one by one, as cells; then what lies over 1, 2, 3 and 10 words of them.
+        let mut runs: Vec<_> = (0..300).map(|page| Run::new(page, 1)).collect();
+        let large = [(290, 7), (20, 30), (100, 70), (0, 300)].map(|(start, length)| Run::new(start, length));
+        runs.extend(large);
+        let slots = tests_slots(arena, 300, &runs);
+        for (slot, run) in slots[300..].iter().zip(large) {
+            let last = &slots[run.end() as usize - 1];
+            for _ in 0..3 {
+                let block = claim(arena, slot).expect("free") as usize;
+                assert_eq!(block, arena.base() + run.start() as usize * 4096);
+                assert_eq!(arena.occupied_bytes(), run.length() as usize * 4096);
+                assert_eq!((claim(arena, last), claim(arena, slot)), (None, None));
+                let rest: Vec<_> = std::iter::from_fn(|| arena.claim_gap(4096, 1)).collect();
+                assert_eq!(rest.len(), 300 - run.length() as usize);
+                assert_eq!(arena.release(block), Released::Block);
+                assert!(rest.iter().all(|&gap| arena.release(gap as usize) == Released::Block));
                 assert_eq!(arena.occupied_bytes(), 0);
+                // A gap that is the last free place, in the midst of the slot.
+                let all: Vec<_> = (0..300).map(|page| claim(arena, &slots[page]).expect("free")).collect();
+                let midst = run.start() as usize + run.length() as usize / 2;
+                assert_eq!(arena.release(all[midst] as usize), Released::Block);
+                assert_eq!(offset(arena, arena.claim_gap(4096, 1)), Some(midst));
+                assert_eq!(claim(arena, &slots[midst]), None);
+                assert!(all.iter().enumerate().all(|(page, &block)| {
+                    page == midst || arena.release(block as usize) == Released::Block
+                }));
+                assert_eq!(claim(arena, slot), None, "a page of it is taken");
+                assert_eq!(arena.occupied_bytes(), 4096, "nothing of a refused claim stays");
+                assert_eq!(arena.release(all[midst] as usize), Released::Block);
             }
         }
     }
 
     #[test]
-    fn threads_never_share_a_granule() {
-        const GRANULES: u32 = 64 * 40;
-        let arena = open(6, 64 * GRANULES as usize);
-        let owner: Vec<AtomicU32> = (0..GRANULES).map(|_| AtomicU32::new(0)).collect();
-        std::thread::scope(|scope| {
-            for thread in 1..=4u32 {
-                let (arena, owner) = (&arena, &owner);
-                scope.spawn(move || {
-                    let mut random = thread;
-                    let mut claimed = [0; 3];
-                    for turn in 0..100_000 {
-                        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                        // In turn a few granules, whole groups, and runs that end anywhere.
-                        let (kind, at, length) = (turn % 3, random >> 8, 1 + (random >> 20) % 150);
-                        let run = match kind {
-                            0 => Run { start: at % GRANULES, length: 1 + length % 5 },
-                            1 => Run { start: at % GRANULES / 64 * 64, length: 64 * (2 + length % 8) },
-                            _ => Run { start: at % GRANULES, length: 4 * length },
-                        };
-                        let ready = ReadyRun::of(run);
-                        let block = if turn % 2 == 0 || run.start + run.length > GRANULES {
-                            arena.claim(run)
-                        } else if ready.bits == 0 {
-                            // SAFETY: the run lies inside the arena.
-                            unsafe { arena.claim_ready_several(ready) }
-                        } else {
-                            // SAFETY: as above.
-                            unsafe { arena.claim_ready(ready) }
-                        };
-                        let Some(block) = block else { continue };
-                        claimed[kind] += 1;
-                        let cells = &owner[run.start as usize..][..run.length as usize];
-                        assert!(cells.iter().all(|cell| cell.swap(thread, Relaxed) == 0));
-                        cells.iter().for_each(|cell| cell.store(0, Relaxed));
-                        assert_eq!(arena.release(block as usize), Released::Block);
-                    }
-                    assert!(claimed.iter().all(|&count| count > 1000), "{claimed:?}");
-                });
-            }
-        });
-        assert_eq!(arena.occupied_bytes(), 0);
+    fn blocks_outlive_the_plan_they_were_claimed_by() {
+        let arena = open(12, 4096 * 200);
+        // Over one, two and six words of cells that are one page each.
+        let mut runs: Vec<_> = (0..200).map(|page| Run::new(page, 1)).collect();
+        runs.extend([Run::new(0, 3), Run::new(3, 37), Run::new(40, 160)]);
+        let old = tests_slots(arena, 200, &runs);
+        let [one, two, six] = [&old[200], &old[201], &old[202]].map(|slot| claim(arena, slot).expect("free"));
+        let runs = [Run::new(0, 40), Run::new(40, 160), Run::new(2, 1), Run::new(39, 2)];
+        let new = tests_slots(arena, 200, &runs);
+        assert_eq!(arena.occupied_bytes(), 4096 * 200);
+        assert!(new.iter().chain(old).all(|slot| claim(arena, slot).is_none()));
+        assert_eq!(arena.claim_gap(4096, 1), None);
+        assert_eq!(arena.release(two as usize), Released::Block);
+        assert_eq!(arena.occupied_bytes(), 4096 * 163);
+        assert!(old.iter().all(|slot| claim(arena, slot).is_none()), "the old plan is out of force");
+        assert_eq!(claim(arena, &new[0]), None);
+        assert_eq!(arena.release(one as usize), Released::Block);
+        let block = claim(arena, &new[0]).expect("free now");
+        assert_eq!(arena.release(six as usize), Released::Block);
+        assert_eq!(offset(arena, claim(arena, &new[1])), Some(40));
+        assert_eq!(arena.occupied_bytes(), 4096 * 200);
+        assert_eq!(arena.release(block as usize), Released::Block);
+        assert_eq!(offset(arena, claim(arena, &new[2])), Some(2));
+    }
+
+    #[test]
+    fn blocks_beyond_a_lowered_limit_live_on() {
+        let arena = open(12, 4096 * 100);
+        let old = tests_slots(arena, 100, &[Run::new(90, 10)]);
+        let block = claim(arena, &old[0]).expect("free");
+        tests_slots(arena, 95, &[]);
+        assert_eq!((arena.bytes(), arena.occupied_bytes()), (4096 * 95, 4096 * 5));
+        assert_eq!(offset(arena, arena.claim_gap(4096 * 90, 1)), Some(0));
+        assert_eq!(arena.claim_gap(4096, 1), None);
+        tests_slots(arena, 100, &[]);
+        assert_eq!(arena.occupied_bytes(), 4096 * 100);
+        assert_eq!(arena.release(block as usize), Released::Block);
+        assert_eq!(offset(arena, arena.claim_gap(4096 * 10, 1)), Some(90));
     }
 }

@@ -4,6 +4,7 @@
 //! ordinary code that allocates, and runs where allocations go to the backend unrecorded.
 
 use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
+use crate::cells::Cut;
 use crate::matcher::{Class, ClassSlots};
 use crate::recorder::{self, Recorder};
 use crate::settings::Settings;
@@ -32,10 +33,12 @@ pub(crate) struct Collector {
 /// A plan in the words of the matcher and the arena.
 pub(crate) struct Proposal {
     pub(crate) classes: Vec<ClassSlots>,
+    /// The arena cut at the slots' edges.
+    pub(crate) cut: Cut,
     /// log2 of the granule's bytes.
     pub(crate) shift: u32,
-    /// Height of the plan in bytes.
-    pub(crate) bytes: u64,
+    /// Height of the plan in granules.
+    granules: u32,
     /// The largest load in bytes, sizes rounded up to a cache line only: no plan is smaller.
     pub(crate) lower_bound: u64,
     /// Blocks planned.
@@ -109,29 +112,47 @@ impl Proposal {
         let shift = shift.unwrap_or_else(|| granule_shift(&step.problem, lower_bound));
         let rounded = rounded(&step.problem, shift);
         let plan = Planner::new().plan(&rounded).ok()?;
+        let classes = classes(step, &plan, shift)?;
+        let granules = u32::try_from(plan.height >> shift).ok()?;
         Some(Self {
-            classes: classes(step, &plan, shift)?,
+            cut: cut(&classes, shift, granules),
+            classes,
             shift,
-            bytes: plan.height,
+            granules,
             lower_bound,
             blocks: step.problem.blocks.len() as u64,
         })
     }
 
+    /// Height of the plan in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(self.granules) << self.shift
+    }
+
     /// Leaves blocks that would end beyond `bytes` to the backend.
     pub(crate) fn limit(&mut self, bytes: usize) {
-        let granules = bytes as u64 >> self.shift;
+        let granules = match u32::try_from(bytes >> self.shift) {
+            Ok(granules) if granules < self.granules => granules,
+            _ => return,
+        };
         for class in &mut self.classes {
             let length = class.class.bytes().div_ceil(1 << self.shift);
             for slot in &mut class.slots {
-                if slot.is_some_and(|start| u64::from(start) + length > granules) {
+                if slot.is_some_and(|start| u64::from(start) + length > u64::from(granules)) {
                     *slot = None;
                     self.blocks -= 1;
                 }
             }
         }
-        self.bytes = self.bytes.min(granules << self.shift);
+        self.granules = granules;
+        self.cut = cut(&self.classes, self.shift, granules);
     }
+}
+
+/// The arena cut at the slots' edges.
+fn cut(classes: &[ClassSlots], shift: u32, granules: u32) -> Cut {
+    let runs: Vec<_> = classes.iter().flat_map(|class| class.runs(shift)).flatten().collect();
+    Cut::of(&runs, granules)
 }
 
 /// The largest granule that adds little to the load.

@@ -62,7 +62,10 @@
 mod alloc;
 mod arena;
 pub mod backend;
+mod cells;
 mod collector;
+mod granules;
+mod lock;
 mod matcher;
 pub mod os;
 mod phase;

@@ -9,14 +9,20 @@
 //! plan replaces it, its pages are given back to the system: a thread that still reads it finds zeros, which is to say no
 //! class, or no bits that would be ready. Its addresses are never used again.
 
-use crate::arena::{Arena, ReadyRun, Run};
+use crate::arena::Arena;
+use crate::cells::{Cells, Cut, Half, Slot, Taken};
+use crate::granules::Run;
 use crate::os;
 use core::mem::size_of;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Bytes to which sizes are rounded before they are compared: a cache line, the smallest granule.
 const SIZE_STEP: usize = 1 << crate::arena::GRANULE_MIN_SHIFT;
+/// Entries of a table of classes beyond which rare collisions are not worth their memory.
+const MANY_CLASSES: usize = 4096;
+/// Multiplications spent on finding a multiplier with few collisions: a fraction of a millisecond.
+const MULTIPLICATIONS: usize = 100_000;
 /// Slots of one class that are tried when the proposed one is busy. Under threads that race, a free one is found
 /// after a few; a class with so many busy slots has overflowed, and a gap is found faster.
 const OTHER_SLOTS_TRIED: u32 = 256;
@@ -85,6 +91,15 @@ pub(crate) struct ClassSlots {
     pub(crate) slots: Vec<Option<u32>>,
 }
 
+impl ClassSlots {
+    /// The runs of the slots, in granules of `1 << shift` bytes.
+    pub(crate) fn runs(&self, shift: u32) -> impl Iterator<Item = Option<Run>> {
+        // A class larger than every arena has no slot in it.
+        let length = self.class.bytes().div_ceil(1 << shift) as u32;
+        self.slots.iter().map(move |slot| slot.map(|start| Run::new(start, length)))
+    }
+}
+
 /// How a request was answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Match {
@@ -99,13 +114,16 @@ pub(crate) enum Match {
 }
 
 /// The answer of [`Matcher::claim_quickly`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Quick {
     /// The slot planned for the request.
     Block(*mut u8),
-    /// Not served yet, but counted: the slot planned for it whose bits lie in several words, if it has one, and the
-    /// request's number in its class, for [`Matcher::claim_counted`].
-    Counted(ReadyRun, u32),
+    /// Not served, but counted, and this is the request's number in its class, for [`Matcher::claim_counted`].
+    Counted(u32),
+    /// Counted, and half of its slot taken, which must be given back.
+    Half(u32, Half),
+    /// Counted, and its slot has cells in more than two words, or is none.
+    Several(u32, *const Slot),
     /// Neither found nor counted.
     Uncounted,
 }
@@ -122,31 +140,26 @@ pub(crate) struct Matcher {
     current: AtomicPtr<Table>,
 }
 
-/// In one mapping: the slots, the last one first; this header; the classes. So both are found from the header's address,
-/// and no word that reads as 0 already leads a late reader from one kind to the other.
-#[repr(C, align(32))]
+/// In one mapping: the slots; this header; the classes. The slots of a class are found by an address, which is read before
+/// their number.
+#[repr(C, align(64))]
 struct Table {
-    /// Number of classes less 1; the number is a power of two.
-    class_mask: AtomicU32,
-    /// Bytes of the slots before the header.
+    /// Bytes of the classes but one; their number is a power of two.
+    class_mask: AtomicUsize,
+    /// What classes are multiplied by to find their places.
+    multiplier: AtomicU64,
+    /// Bytes of the slots. Not read once the plan was replaced, nor is the next.
     slot_bytes: usize,
     /// Bytes of the mapping.
     bytes: usize,
-}
-
-/// The two words of a [`ReadyRun`]; [`ReadyRun::NONE`] is a block that the plan leaves to the backend.
-#[repr(C, align(16))]
-struct SlotEntry {
-    run: AtomicU64,
-    bits: AtomicU64,
 }
 
 #[repr(C, align(32))]
 struct ClassEntry {
     /// 0: empty.
     class: AtomicU64,
-    /// Index of the first slot.
-    first: AtomicU32,
+    /// The first slot.
+    slots: AtomicPtr<Slot>,
     /// Number of slots.
     count: AtomicU32,
     /// Allocations of this class in the running step.
@@ -161,10 +174,10 @@ struct NoTable {
 }
 
 static NO_TABLE: NoTable = NoTable {
-    header: Table { class_mask: AtomicU32::new(0), slot_bytes: 0, bytes: 0 },
+    header: Table { class_mask: AtomicUsize::new(0), multiplier: AtomicU64::new(0), slot_bytes: 0, bytes: 0 },
     class: ClassEntry {
         class: AtomicU64::new(0),
-        first: AtomicU32::new(0),
+        slots: AtomicPtr::new(ptr::null_mut()),
         count: AtomicU32::new(0),
         counter: AtomicU32::new(0),
     },
@@ -188,26 +201,23 @@ impl Matcher {
     /// The plan in force was installed for this arena.
     #[inline(always)]
     pub(crate) unsafe fn claim_quickly(&self, arena: &Arena, class: Class) -> Quick {
-        let table = self.table();
-        let entry = table.class(table.home(class));
         // An empty entry has no slots, so a class of 0 finds none either.
-        if entry.class.load(Relaxed) != class.0 {
-            return Quick::Uncounted;
-        }
+        let Some(entry) = self.table().find(class) else { return Quick::Uncounted };
         let nth = entry.counter.fetch_add(1, Relaxed);
-        // In this order: whoever finds a count has found the first slot.
-        let first = entry.first.load(Acquire);
+        // In this order: whoever finds a count has found the slots.
+        let slots = entry.slots.load(Acquire);
         if nth >= entry.count.load(Relaxed) {
-            return Quick::Counted(ReadyRun::NONE, nth);
+            return Quick::Counted(nth);
         }
-        let slot = table.slot(first + nth);
-        if slot.bits == 0 {
-            return Quick::Counted(slot, nth);
-        }
-        // SAFETY: a slot of this class in this arena.
-        match unsafe { arena.claim_ready(slot) } {
-            Some(block) => Quick::Block(block),
-            None => Quick::Counted(ReadyRun::NONE, nth),
+        // SAFETY: one of so many slots, of this class in this arena.
+        unsafe {
+            let slot = &*slots.add(nth as usize);
+            match arena.claim_quickly(slot) {
+                Taken::All(block) => Quick::Block(block),
+                Taken::Half(half) => Quick::Half(nth, half),
+                Taken::Nothing => Quick::Counted(nth),
+                Taken::Several => Quick::Several(nth, slot),
+            }
         }
     }
 
@@ -225,13 +235,27 @@ impl Matcher {
         table.claim(arena, class, entry, nth)
     }
 
-    /// Puts a new plan in force. `false` where the system has no memory for its table; the old plan stays then.
-    /// Called under the engine's lock.
+    /// Puts a new plan in force, in an arena cut at its slots' edges. `false` where the system has no memory for its
+    /// tables; the old plan stays then. Called under the engine's lock.
     ///
     /// # Safety
-    /// All slots lie inside what the arena's `resize` granted.
-    pub(crate) unsafe fn install(&self, arena: &Arena, classes: &[ClassSlots]) -> bool {
-        let Some(table) = Table::map(arena, classes) else { return false };
+    /// The cut is that of the classes' runs, and the arena was made usable up to its end.
+    pub(crate) unsafe fn install(&self, arena: &Arena, classes: &[ClassSlots], cut: &Cut) -> bool {
+        let Some(table) = Table::map(classes) else { return false };
+        // SAFETY: a mapping made just now, which stays unless it is undone below.
+        let Some(cells) = (unsafe { &*table }).cells(arena.shift(), classes, cut) else {
+            // SAFETY: nobody was told of it.
+            unsafe { Table::unmap(table) };
+            return false;
+        };
+        if !arena.exchange(cells) {
+            // SAFETY: nobody was told of them.
+            unsafe {
+                cells.unmap();
+                Table::unmap(table);
+            }
+            return false;
+        }
         let old = self.current.swap(table, Release);
         if !ptr::eq(old, &raw const NO_TABLE.header) {
             // SAFETY: a mapping made by `Table::map`, in which readers find their way when all or part of it is zeros.
@@ -244,28 +268,24 @@ impl Matcher {
     pub(crate) fn next_step(&self) -> Seen {
         let mut seen = Seen::default();
         for entry in self.table().classes() {
-            let count = u64::from(entry.counter.swap(0, Relaxed));
+            let class = Class(entry.class.load(Relaxed));
+            // Empty entries are not written to: most of their pages have no memory.
+            let count = if class.0 == 0 { 0 } else { u64::from(entry.counter.swap(0, Relaxed)) };
             seen.allocations += count;
-            seen.bytes += count * Class(entry.class.load(Relaxed)).bytes();
+            seen.bytes += count * class.bytes();
         }
         seen
     }
-}
-
-fn claim_slot(arena: &Arena, start: u32, class: Class) -> Option<*mut u8> {
-    let length = u32::try_from(arena.granules_of(class.bytes() as usize)).ok()?;
-    let block = arena.claim(Run { start, length })?;
-    debug_assert!((block as usize).is_multiple_of(class.align() as usize));
-    Some(block)
 }
 
 impl Table {
     /// Claims a slot of an entry for the request of number `nth`.
     fn claim(&self, arena: &Arena, class: Class, entry: &ClassEntry, nth: u32) -> Match {
         // In this order, see `claim_quickly`.
-        let (first, count) = (entry.first.load(Acquire), entry.count.load(Relaxed));
-        let slot = |at: u32| self.slot(first + at);
-        if nth < count && slot(nth) == ReadyRun::NONE {
+        let (slots, count) = (entry.slots.load(Acquire), entry.count.load(Relaxed));
+        // SAFETY: so many slots begin there, in a mapping that is never undone.
+        let slot = |at: u32| unsafe { &*slots.add(at as usize) };
+        if nth < count && slot(nth).is_none() {
             return Match::Unplanned;
         }
         let mut at = nth.min(count);
@@ -273,7 +293,9 @@ impl Table {
             if at >= count {
                 at = 0;
             }
-            if let Some(block) = claim_slot(arena, slot(at).start(), class) {
+            // SAFETY: a slot of this class in this arena.
+            if let Some(block) = unsafe { arena.claim(slot(at)) } {
+                debug_assert!((block as usize).is_multiple_of(class.align() as usize));
                 return Match::Slot(block);
             }
             at += 1;
@@ -281,94 +303,121 @@ impl Table {
         Match::Busy
     }
 
-    /// The table of a plan; `None` where the system has no memory for it.
-    fn map(arena: &Arena, classes: &[ClassSlots]) -> Option<*mut Self> {
+    /// The table of a plan, but for what its slots say; `None` where the system has no memory for it.
+    fn map(classes: &[ClassSlots]) -> Option<*mut Self> {
         let slots: usize = classes.iter().map(|class| class.slots.len()).sum();
-        u32::try_from(slots).ok()?;
-        let slot_bytes = (slots * size_of::<SlotEntry>()).next_multiple_of(align_of::<Self>());
-        // At most half of the entries are taken.
-        let capacity = (classes.len() * 2).next_power_of_two();
-        let class_mask = u32::try_from(capacity - 1).ok()?.into();
+        i32::try_from(slots).ok()?;
+        let slot_bytes = slots * size_of::<Slot>();
+        // At least three quarters stay empty, and more where that makes collisions rare.
+        let capacity =
+            (classes.len().pow(2) / 8).clamp(1, MANY_CLASSES).max(4 * classes.len()).next_power_of_two();
         // Whole pages, so that all of them can be given back.
         let bytes =
             (slot_bytes + size_of::<Self>() + capacity * size_of::<ClassEntry>()).next_multiple_of(os::PAGE);
-        let map: *mut Self = os::map(bytes)?.wrapping_add(slot_bytes).cast();
+        let map = os::map(bytes)?;
+        let table: *mut Self = map.wrapping_add(slot_bytes).cast();
+        let class_mask = (capacity - 1) * size_of::<ClassEntry>();
+        let multiplier = best_multiplier(classes, class_mask);
+        let header = Self { class_mask: class_mask.into(), multiplier: multiplier.into(), slot_bytes, bytes };
         // SAFETY: inside a fresh mapping that is large enough, aligned; zeros are valid entries.
-        let table = unsafe {
-            map.write(Self { class_mask, slot_bytes, bytes });
-            &*map
-        };
-        let mut first = 0;
+        unsafe { table.write(header) };
+        let mut slots: *mut Slot = map.cast();
         for class in classes {
-            // A class larger than every arena has no slot in it.
-            let length = arena.granules_of(class.class.bytes() as usize) as u32;
-            for (index, slot) in (first..).zip(&class.slots) {
-                let ready = slot.map_or(ReadyRun::NONE, |start| ReadyRun::of(Run { start, length }));
-                let entry = table.slot_entry(index);
-                entry.run.store(ready.run, Relaxed);
-                entry.bits.store(ready.bits, Relaxed);
-            }
-            let mut index = table.home(class.class);
-            while table.class(index).class.load(Relaxed) != 0 {
-                index = index.wrapping_add(1);
-            }
-            let entry = table.class(index);
-            entry.first.store(first, Relaxed);
+            // SAFETY: the header was just written.
+            let entry =
+                unsafe { &*table }.places(class.class).find(|entry| entry.class.load(Relaxed) == 0)?;
+            entry.slots.store(slots, Relaxed);
             entry.count.store(class.slots.len() as u32, Relaxed);
             entry.class.store(class.class.0, Relaxed);
-            first += class.slots.len() as u32;
+            slots = slots.wrapping_add(class.slots.len());
         }
-        Some(map)
+        Some(table)
+    }
+
+    /// Undoes [`Table::map`].
+    ///
+    /// # Safety
+    /// Nobody was told of it.
+    unsafe fn unmap(table: *mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe { os::unmap(table.byte_sub((*table).slot_bytes).cast(), (*table).bytes) };
+    }
+
+    /// Makes the cells, and writes the slots down in the table; `None` where the system has no memory for them.
+    fn cells(&self, shift: u32, classes: &[ClassSlots], cut: &Cut) -> Option<&'static Cells> {
+        // SAFETY: the slots begin where the mapping does, before the header, one for each of the classes'.
+        let first: *const Slot = unsafe { ptr::from_ref(self).byte_sub(self.slot_bytes).cast() };
+        let runs = classes.iter().flat_map(|class| class.runs(shift)).enumerate();
+        // SAFETY: as above.
+        let slots = runs.filter_map(|(index, run)| Some((unsafe { &*first.add(index) }, run?)));
+        Cells::map(cut, slots)
     }
 
     /// All classes.
     fn classes(&self) -> impl Iterator<Item = &ClassEntry> {
-        (0..=self.class_mask.load(Relaxed)).map(|index| self.class(index))
+        (0..=self.class_mask.load(Relaxed)).step_by(size_of::<ClassEntry>()).map(|place| self.class(place))
+    }
+
+    /// The class at a place, in bytes from the first one and beyond all of them from the first one again.
+    #[inline(always)]
+    fn class(&self, place: usize) -> &ClassEntry {
+        let place = place & self.class_mask.load(Relaxed);
+        // SAFETY: the classes follow the header, one at least also where it reads as 0; the mask has no bits below
+        // the size of one.
+        unsafe { &*ptr::from_ref(self).add(1).cast::<ClassEntry>().byte_add(place) }
+    }
+
+    /// The places at which a class may be, in order. An empty one, of which there are many, ends the search.
+    #[inline(always)]
+    fn places(&self, class: Class) -> impl Iterator<Item = &ClassEntry> {
+        let home = home(class, self.multiplier.load(Relaxed));
+        (0..).map(move |step| self.class(home.wrapping_add(step * size_of::<ClassEntry>())))
     }
 
     #[inline(always)]
-    fn class(&self, index: u32) -> &ClassEntry {
-        let index = (index & self.class_mask.load(Relaxed)) as usize;
-        // SAFETY: the header is followed by `class_mask + 1` entries, and by one at least where it reads as 0.
-        unsafe { &*ptr::from_ref(self).add(1).cast::<ClassEntry>().add(index) }
-    }
-
-    /// A slot of an entry in this table.
-    #[inline(always)]
-    fn slot(&self, index: u32) -> ReadyRun {
-        let entry = self.slot_entry(index);
-        // In this order: whoever finds bits has found their run.
-        ReadyRun { run: entry.run.load(Acquire), bits: entry.bits.load(Relaxed) }
-    }
-
-    #[inline(always)]
-    fn slot_entry(&self, index: u32) -> &SlotEntry {
-        // SAFETY: callers pass an index below the number of slots, which lie before the header.
-        unsafe { &*ptr::from_ref(self).cast::<SlotEntry>().sub(1 + index as usize) }
-    }
-
-    /// Where a class is looked for first: the high bits of a product with an odd constant (Knuth, TAOCP 3, 6.4).
-    #[inline(always)]
-    fn home(&self, class: Class) -> u32 {
-        (class.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32
-    }
-
-    #[inline(never)]
     fn find(&self, class: Class) -> Option<&ClassEntry> {
-        let home = self.home(class);
-        // At most half of the entries are taken, so an empty one ends the search.
-        for step in 0..=self.class_mask.load(Relaxed) {
-            let entry = self.class(home.wrapping_add(step));
+        for entry in self.places(class) {
             let found = entry.class.load(Relaxed);
             if found == class.0 {
                 return Some(entry);
             }
             if found == 0 {
-                return None;
+                break;
             }
         }
         None
     }
+}
+
+/// Where a class is looked for first: the high bits of a product (Knuth, TAOCP 3, 6.4).
+#[inline(always)]
+fn home(class: Class, multiplier: u64) -> usize {
+    (class.0.wrapping_mul(multiplier) >> 32) as usize
+}
+
+/// The multiplier, of a few, with which the fewest slots are of a class that is not in its first place.
+fn best_multiplier(classes: &[ClassSlots], class_mask: usize) -> u64 {
+    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+    let mut taken = vec![u32::MAX; class_mask / size_of::<ClassEntry>() + 1];
+    let attempts = (MULTIPLICATIONS / classes.len().max(1)).clamp(1, 256) as u32;
+    let mut best = (usize::MAX, GOLDEN);
+    for attempt in 0..attempts {
+        let multiplier = GOLDEN.wrapping_mul(2 * u64::from(attempt) + 1);
+        let mut collided = 0;
+        for class in classes {
+            let place = (home(class.class, multiplier) & class_mask) / size_of::<ClassEntry>();
+            if core::mem::replace(&mut taken[place], attempt) == attempt {
+                collided += class.slots.len();
+            }
+        }
+        if collided < best.0 {
+            best = (collided, multiplier);
+        }
+        if collided == 0 {
+            break;
+        }
+    }
+    best.1
 }
 
 #[cfg(test)]
@@ -377,6 +426,13 @@ mod tests {
 
     fn class(bytes: usize) -> Class {
         Class::of(bytes, 16).expect("possible size")
+    }
+
+    /// Puts a plan in force in pages up to `limit`.
+    fn install(matcher: &Matcher, arena: &Arena, classes: &[ClassSlots], limit: u32) {
+        let runs: Vec<_> = classes.iter().flat_map(|class| class.runs(12)).flatten().collect();
+        // SAFETY: cut at these runs, up to what tests make usable.
+        assert!(unsafe { matcher.install(arena, classes, &Cut::of(&runs, limit)) });
     }
 
     #[test]
@@ -394,26 +450,15 @@ mod tests {
         let arena: &'static Arena = crate::arena::tests_arena(12, 4096 * 64);
         let matcher = Matcher::empty();
         assert_eq!(matcher.claim(arena, class(40_000)), Match::Unknown);
-        // SAFETY: slots inside the arena.
-        let installed = unsafe {
-            matcher.install(
-                arena,
-                &[
-                    ClassSlots { class: class(40_000), slots: vec![Some(0), Some(10), None, Some(20)] },
-                    ClassSlots { class: class(50_000), slots: vec![Some(0)] },
-                ],
-            )
-        };
-        assert!(installed);
+        let classes = [
+            ClassSlots { class: class(40_000), slots: vec![Some(0), Some(10), None, Some(20)] },
+            ClassSlots { class: class(50_000), slots: vec![Some(0)] },
+        ];
+        install(&matcher, arena, &classes, 64);
         let at = |granule: usize| Match::Slot((arena.base() + granule * 4096) as *mut u8);
         // SAFETY: installed for this arena, or not at all.
         let quickly = |bytes| unsafe { matcher.claim_quickly(arena, class(bytes)) };
         assert_eq!(quickly(60_000), Quick::Uncounted);
-        // The first claim of granules in a group is not a quick one.
-        assert_eq!(quickly(40_000), Quick::Counted(ReadyRun::NONE, 0));
-        assert_eq!(matcher.claim_counted(arena, class(40_000), 0), at(0));
-        assert_eq!(matcher.next_step().allocations, 1);
-        assert_eq!(arena.release(arena.base()), crate::arena::Released::Block);
         assert_eq!(quickly(40_000), Quick::Block(arena.base() as *mut u8));
         assert_eq!(matcher.claim(arena, class(50_000)), Match::Busy);
         assert_eq!(matcher.claim(arena, class(60_000)), Match::Unknown);
@@ -428,5 +473,96 @@ mod tests {
         assert_eq!(arena.release(arena.base() + 10 * 4096), crate::arena::Released::Block);
         assert_eq!(matcher.claim(arena, class(40_000)), at(10), "its own slot is busy, another is free");
         assert_eq!(matcher.next_step().allocations, 1);
+    }
+
+    /// Threads claim and free, by slots and gaps, while one plan after the other comes into force.
+    #[test]
+    fn no_two_blocks_share_a_granule_while_plans_are_exchanged() {
+        const GRANULES: u32 = 600;
+        const THREADS: usize = 4;
+        static MATCHER: Matcher = Matcher::empty();
+        let arena = crate::arena::tests_arena(12, 4096 * GRANULES as usize);
+        let owners: Vec<AtomicU32> = (0..GRANULES).map(|_| AtomicU32::new(0)).collect();
+        // Sizes of 9 to 400 granules, as large as many cells of the smaller.
+        let sizes = [9, 10, 13, 40, 90, 400].map(|granules| granules * 4096);
+        let random = |state: &mut u32| {
+            *state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *state >> 8
+        };
+        let running = AtomicUsize::new(THREADS);
+        std::thread::scope(|scope| {
+            for thread in 1..=THREADS as u32 {
+                let (owners, running) = (&owners, &running);
+                scope.spawn(move || {
+                    let mut state = thread;
+                    let mut served = [0; 4];
+                    let mut live: Vec<(usize, usize)> = Vec::new();
+                    for turn in 0..200_000 {
+                        if random(&mut state) % 8 < live.len() as u32 {
+                            let (block, bytes) = live.swap_remove(random(&mut state) as usize % live.len());
+                            let first = (block - arena.base()) / 4096;
+                            for owner in &owners[first..first + bytes / 4096] {
+                                assert_eq!(owner.swap(0, Relaxed), thread);
+                            }
+                            assert_eq!(arena.release(block), crate::arena::Released::Block);
+                            continue;
+                        }
+                        let bytes = sizes[random(&mut state) as usize % sizes.len()];
+                        let slowly = |nth| match MATCHER.claim_counted(arena, class(bytes), nth) {
+                            Match::Slot(block) => (Some(block), 1),
+                            _ => (arena.claim_gap(bytes, 1), 2),
+                        };
+                        // SAFETY: installed for this arena.
+                        let (block, how) = match unsafe { MATCHER.claim_quickly(arena, class(bytes)) } {
+                            Quick::Block(block) => (Some(block), 0),
+                            Quick::Uncounted => (arena.claim_gap(bytes, 1), 2),
+                            Quick::Half(nth, half) => {
+                                // SAFETY: what was taken just now.
+                                unsafe { arena.undo(half.word, half.lower, half.run) };
+                                slowly(nth)
+                            }
+                            Quick::Several(nth, slot) => {
+                                // SAFETY: the matcher's answer.
+                                let block = unsafe { arena.claim_several(&*slot) };
+                                block.map_or_else(|| slowly(nth), |block| (Some(block), 3))
+                            }
+                            Quick::Counted(nth) => slowly(nth),
+                        };
+                        if turn % 16 == 0 {
+                            MATCHER.next_step();
+                        }
+                        let Some(block) = block else { continue };
+                        served[how] += 1;
+                        let first = (block as usize - arena.base()) / 4096;
+                        for owner in &owners[first..first + bytes / 4096] {
+                            assert_eq!(owner.swap(thread, Relaxed), 0, "two blocks share a granule");
+                        }
+                        live.push((block as usize, bytes));
+                    }
+                    for (block, bytes) in live {
+                        let first = (block - arena.base()) / 4096;
+                        owners[first..first + bytes / 4096].iter().for_each(|owner| owner.store(0, Relaxed));
+                        assert_eq!(arena.release(block), crate::arena::Released::Block);
+                    }
+                    running.fetch_sub(1, Relaxed);
+                    assert!(served.iter().all(|&count| count > 100), "{served:?}");
+                });
+            }
+            let mut state = 77;
+            let mut plans = 0;
+            while running.load(Relaxed) > 0 || plans < 100 {
+                let classes = sizes.map(|bytes| {
+                    let mut start = || Some(random(&mut state) % (GRANULES - (bytes / 4096) as u32 + 1));
+                    ClassSlots { class: class(bytes), slots: (0..30).map(|_| start()).collect() }
+                });
+                install(&MATCHER, arena, &classes, GRANULES);
+                plans += 1;
+                std::thread::sleep(std::time::Duration::from_micros(u64::from(random(&mut state) % 300)));
+            }
+        });
+        assert_eq!(arena.occupied_bytes(), 0);
+        assert!(owners.iter().all(|owner| owner.load(Relaxed) == 0));
+        // Nothing is left behind that would keep a slot or a gap from being claimed.
+        assert_eq!(arena.claim_gap(4096 * GRANULES as usize, 1), Some(arena.base() as *mut u8));
     }
 }

@@ -9,6 +9,7 @@
 //! boundary.
 
 use crate::collector::{Collector, Proposal};
+use crate::lock::Lock;
 use crate::os::{self, Text};
 use crate::recorder::RECORDER;
 use crate::route::{self, MISSES, STATE};
@@ -16,7 +17,7 @@ use crate::settings::{self, Settings};
 use crate::statistics::{Count, History, JSON_BYTES, LastSteps, Phase, Statistics, StepFigures};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicU8, Ordering::*};
 use std::thread::{self, JoinHandle};
 use stepalloc_planner::StepProblem;
 
@@ -39,7 +40,7 @@ const PATIENCE_MAX: u64 = 4096;
 /// The lock is waited for at most this often at the end of the process, when its holder may be gone.
 const EXIT_ATTEMPTS: u32 = 1000;
 
-static ENGINE: Lock = Lock { holder: AtomicU32::new(0), engine: UnsafeCell::new(Engine::new()) };
+static ENGINE: Locked = Locked { lock: Lock::new(), engine: UnsafeCell::new(Engine::new()) };
 /// What a fork left in this process: nothing, or one of the two below. The next boundary sees to it.
 static FORKED: AtomicU8 = AtomicU8::new(0);
 /// This process was forked.
@@ -47,36 +48,24 @@ const CHILD: u8 = 1;
 /// It was forked while another thread held the lock: the engine may be half changed.
 const TORN: u8 = 2;
 
-/// A lock that spins, and that a forked child finds free: it knows which process its holder belongs to. (A handler of
-/// fork could free it too, but one that is registered while another thread forks does not run.)
-struct Lock {
-    /// The process id; 0 while nobody holds the lock.
-    holder: AtomicU32,
+/// The engine and its lock.
+struct Locked {
+    lock: Lock,
     engine: UnsafeCell<Engine>,
 }
 
-// SAFETY: the engine is reached through `Lock::with` only, by one thread at a time.
-unsafe impl Sync for Lock {}
+// SAFETY: the engine is reached through `Locked::with` only, by one thread at a time.
+unsafe impl Sync for Locked {}
 
-impl Lock {
+impl Locked {
     fn with<R>(&self, attempts: Option<u32>, body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
-        let process = os::pid();
-        let mut tried = 0;
-        while let Err(holder) = self.holder.compare_exchange(0, process, Acquire, Relaxed) {
-            if holder != process && self.holder.compare_exchange(holder, process, Acquire, Relaxed).is_ok() {
+        self.lock.with(attempts, |torn| {
+            if torn {
                 FORKED.store(TORN, Relaxed);
-                break;
             }
-            tried += 1;
-            if attempts.is_some_and(|most| tried >= most) {
-                return None;
-            }
-            os::yield_now();
-        }
-        // SAFETY: only one thread of this process changed `holder` to this process, and it is changed back below.
-        let result = body(unsafe { &mut *self.engine.get() });
-        self.holder.store(0, Release);
-        Some(result)
+            // SAFETY: the lock is held.
+            body(unsafe { &mut *self.engine.get() })
+        })
     }
 }
 
@@ -352,16 +341,16 @@ impl Engine {
 
     /// Puts a plan in force.
     fn install(&mut self, mut proposal: Proposal, settings: &Settings) {
-        let wanted = usize::try_from(proposal.bytes).unwrap_or(usize::MAX).min(settings.max_arena);
+        let wanted = usize::try_from(proposal.bytes()).unwrap_or(usize::MAX).min(settings.max_arena);
         if !STATE.arena.is_open() && wanted > 0 && !STATE.arena.open(proposal.shift, wanted) {
             self.fail();
             return;
         }
         proposal.limit(wanted.min(STATE.arena.reserved()));
-        let granted = STATE.arena.resize(proposal.bytes as usize, settings.huge_pages);
+        let granted = STATE.arena.commit(proposal.bytes() as usize, settings.huge_pages);
         proposal.limit(granted);
-        // SAFETY: slots beyond the bytes granted were taken out.
-        if !unsafe { STATE.matcher.install(&STATE.arena, &proposal.classes) } {
+        // SAFETY: the arena was made usable up to the bytes granted, and the proposal limited to them.
+        if !unsafe { STATE.matcher.install(&STATE.arena, &proposal.classes, &proposal.cut) } {
             self.fail();
             return;
         }

@@ -6,15 +6,17 @@
 //! functions here, which are generic over the backend and used by [`StatisticAllocator`](crate::StatisticAllocator)
 //! and by the library that is preloaded.
 
-use crate::arena::{Arena, GRANULE_MIN_SHIFT, ReadyRun, Released};
+use crate::arena::{Arena, GRANULE_MIN_SHIFT, Released};
 use crate::backend::Backend;
+use crate::cells::{Half, Slot};
+use crate::granules::Run;
 use crate::matcher::{Class, Match, Matcher, Quick};
 use crate::os;
 use crate::recorder::{Event, RECORDER};
 use crate::statistics::Counter;
 use core::cell::Cell;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// The least size in bytes that does not go to the backend at once. 0 until the allocator is first used, so that the
 /// first request comes here and names the backend.
@@ -203,7 +205,13 @@ pub unsafe fn allocate<B: Backend>(size: usize, align: usize) -> *mut u8 {
         match unsafe { STATE.matcher.claim_quickly(&STATE.arena, Class::of_bytes(size)) } {
             Quick::Block(block) => return block,
             // SAFETY: the caller's promise; the matcher's answer.
-            Quick::Counted(slot, nth) => return unsafe { allocate_counted::<B>(size, align, slot, nth) },
+            Quick::Counted(nth) => return unsafe { allocate_counted::<B>(size, align, nth) },
+            // SAFETY: as above.
+            Quick::Several(nth, slot) => return unsafe { allocate_several::<B>(size, align, nth, slot) },
+            Quick::Half(nth, Half { word, lower, run }) => {
+                // SAFETY: as above.
+                return unsafe { allocate_undone::<B>(size, align, nth, word, lower, run) };
+            }
             Quick::Uncounted => {}
         }
     }
@@ -222,29 +230,50 @@ pub unsafe fn allocate_zeroed<B: Backend>(size: usize, align: usize) -> *mut u8 
     unsafe { allocate_otherwise::<B>(size, align, true) }
 }
 
-/// [`allocate`] of a request that was counted in its class, but not served.
+/// [`allocate_counted`] of a request whose slot, if it has one, has cells in more than two words.
 ///
 /// # Safety
-/// As for [`allocate`]; `slot` and `nth` are the matcher's answer to this request.
+/// As there.
 #[inline(never)]
-unsafe fn allocate_counted<B: Backend>(size: usize, align: usize, slot: ReadyRun, nth: u32) -> *mut u8 {
-    if slot.length() != 0 {
-        // SAFETY: the caller's promise.
-        if let Some(block) = unsafe { STATE.arena.claim_ready_several(slot) } {
-            return block;
+unsafe fn allocate_several<B: Backend>(size: usize, align: usize, nth: u32, slot: *const Slot) -> *mut u8 {
+    // SAFETY: the matcher's answer; the caller's promise.
+    unsafe {
+        match STATE.arena.claim_several(&*slot) {
+            Some(block) => block,
+            None => allocate_counted::<B>(size, align, nth),
         }
     }
-    // SAFETY: the caller's promise.
-    unsafe { allocate_missed::<B>(size, align, nth) }
 }
 
-/// [`allocate_counted`] where its own slot is not to be had, or not in one attempt.
+/// [`allocate_counted`] of a request of whose slot a half was taken. (Its parts one by one go in registers.)
 ///
 /// # Safety
 /// As there.
 #[cold]
 #[inline(never)]
-unsafe fn allocate_missed<B: Backend>(size: usize, align: usize, nth: u32) -> *mut u8 {
+unsafe fn allocate_undone<B: Backend>(
+    size: usize,
+    align: usize,
+    nth: u32,
+    word: *const AtomicU64,
+    lower: u64,
+    run: Run,
+) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        STATE.arena.undo(word, lower, run);
+        allocate_counted::<B>(size, align, nth)
+    }
+}
+
+/// [`allocate`] of a request that was counted in its class, but not served: its slot is not to be had, or not in one
+/// attempt.
+///
+/// # Safety
+/// As for [`allocate`]; `nth` is the matcher's answer to this request.
+#[cold]
+#[inline(never)]
+unsafe fn allocate_counted<B: Backend>(size: usize, align: usize, nth: u32) -> *mut u8 {
     let served = Class::of(size, 1)
         .and_then(|class| found_or_gap(STATE.matcher.claim_counted(&STATE.arena, class, nth), class));
     // SAFETY: the caller's promise.
