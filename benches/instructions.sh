@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Instructions per allocate/free pair, counted by callgrind: what the statistic allocator adds to its backend for small
-# blocks, and what a planned pair costs in all (the loop itself is subtracted). Needs valgrind. Prints CSV.
+# blocks, and what a planned pair costs in all (the loop itself is subtracted). A planned block costs more the more words
+# the states of its cells lie in: 1 where nothing else of the plan cuts its slot, 2 for 40 cells, 3 for 80. Needs valgrind.
+# Prints CSV.
 #   benches/instructions.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,19 +20,19 @@ count() { # way backend size phase
     awk -v loop="${5:-0}" -v pairs=$pairs '/Collected/ { printf "%.1f", $NF / pairs - loop }'
 }
 
-# 64 KiB and 1 MiB lie in one word of the arena's bitmaps; 1 MiB and 64 KiB more in two.
-cases=("64 waiting" "64 planned" "1024 waiting" "1024 planned" "65536 planned" "1048576 planned" "1114112 planned")
-echo "interface,backend,bytes,phase,backend alone,stepalloc,more"
+cases=("64 waiting" "64 planned" "1024 waiting" "1024 planned"
+  "65536 planned 1" "1048576 planned 1" "2621440 planned 40" "5242880 planned 80")
+echo "interface,backend,bytes,phase,cells,backend alone,stepalloc,more"
 for backend in glibc jemalloc mimalloc; do
   for way in rust c; do
     loop=$(count nothing $way 64 waiting)
     bare=bare; [ $way = c ] && bare=bare-c
     for case in "${cases[@]}"; do
-      read -r size phase <<<"$case"
+      read -r size phase cells <<<"$case"
       alone=$(count $bare $backend "$size" waiting "$loop")
       start=1; [ "$phase" = waiting ] && start=1000000
-      ours=$(START_STATISTIC_STEP=$start count $way $backend "$size" "$phase" "$loop")
-      echo "$way,$backend,$size,$phase,$alone,$ours,$(awk -v a="$alone" -v b="$ours" 'BEGIN { printf "%.1f", b - a }')"
+      ours=$(CELLS=${cells:-0} START_STATISTIC_STEP=$start count $way $backend "$size" "$phase" "$loop")
+      echo "$way,$backend,$size,$phase,$cells,$alone,$ours,$(awk -v a="$alone" -v b="$ours" 'BEGIN { printf "%.1f", b - a }')"
     done
   done
 done

@@ -47,7 +47,8 @@ def pytorch():
 
 def instructions():
     """In all for planned pairs; what is more than the backend's own for small ones, the dearer of the two phases."""
-    small, planned = {"64": "64 B", "1024": "1 KiB"}, {"65536": "64 KiB", "1048576": "1 MiB", "1114112": "1088 KiB"}
+    small = {"64": "64 B", "1024": "1 KiB"}
+    planned = {"65536": "64 KiB", "1048576": "1 MiB", "2621440": "2.5 MiB in 40 cells", "5242880": "5 MiB in 80 cells"}
     heads = [f"{size}: backend alone, more" for size in small.values()]
     rows = [("interface", "backend", *heads, *(f"{size} planned, in all" for size in planned.values()))]
     results = read("instructions.csv")

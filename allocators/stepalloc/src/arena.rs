@@ -65,6 +65,15 @@ struct Block {
     run: AtomicU64,
 }
 
+/// Why a slot was not claimed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refused {
+    /// Not all of it is free.
+    Busy,
+    /// It may be free, but the lock is held for too long.
+    Locked,
+}
+
 /// What a free found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Released {
@@ -258,13 +267,16 @@ impl Arena {
     ///
     /// # Safety
     /// As for [`Arena::claim_quickly`].
-    pub(crate) unsafe fn claim(&self, slot: &Slot) -> Option<*mut u8> {
+    pub(crate) unsafe fn claim(&self, slot: &Slot) -> Result<*mut u8, Refused> {
         let unite = |_| self.cells().is_some_and(|cells| cells.unite(slot, &self.granules));
         let mut run = slot.take(&self.granules);
-        if run.is_none() && slot.seems_split(&self.granules) && self.lock.with(Some(CLAIM_ATTEMPTS), unite)? {
+        if run.is_none()
+            && slot.seems_split(&self.granules)
+            && self.lock.with(Some(CLAIM_ATTEMPTS), unite).ok_or(Refused::Locked)?
+        {
             run = slot.take(&self.granules);
         }
-        Some(self.begin(run?, slot))
+        Ok(self.begin(run.ok_or(Refused::Busy)?, slot))
     }
 
     /// Claims the smallest gap that holds `bytes` at `align`, wherever it lies.
@@ -372,7 +384,7 @@ mod tests {
 
     fn claim(arena: &Arena, slot: &Slot) -> Option<*mut u8> {
         // SAFETY: slots of a test stay.
-        unsafe { arena.claim(slot) }
+        unsafe { arena.claim(slot) }.ok()
     }
 
     #[test]
@@ -486,5 +498,125 @@ mod tests {
         assert_eq!(arena.occupied_bytes(), 4096 * 100);
         assert_eq!(arena.release(block as usize), Released::Block);
         assert_eq!(offset(arena, arena.claim_gap(4096 * 10, 1)), Some(90));
+    }
+
+    /// 64 pages, each of them a slot, and one more slot over each edge between two: the one over page 31 and 32 has its
+    /// cells in two words.
+    fn two_words(arena: &Arena) -> (&'static [Slot], &'static Slot) {
+        let mut runs: Vec<_> = (0..64).map(|page| Run::new(page, 1)).collect();
+        runs.extend((0..63).map(|page| Run::new(page, 2)));
+        let slots = tests_slots(arena, 64, &runs);
+        (slots, &slots[64 + 31])
+    }
+
+    #[test]
+    fn a_block_half_of_which_was_closed_is_freed_whole() {
+        for closed in [0, 1] {
+            let arena = open(12, 4096 * 64);
+            let (_, slot) = two_words(arena);
+            let block = claim(arena, slot).expect("free");
+            arena.cells().expect("cells").close_word(closed, &arena.granules);
+            assert_eq!(arena.occupied_bytes(), 2 * 4096);
+            assert_eq!(arena.release(block as usize), Released::Block);
+            assert_eq!(arena.occupied_bytes(), 0);
+        }
+    }
+
+    #[test]
+    fn a_half_is_given_back_before_and_after_its_cells_were_closed() {
+        for closed in [false, true] {
+            let arena = open(12, 4096 * 64);
+            let (slots, slot) = two_words(arena);
+            let busy = claim(arena, &slots[32]).expect("free");
+            let Taken::Half(half) = slot.take_quickly() else { panic!("page 32 is busy, page 31 is not") };
+            if closed {
+                two_words(arena);
+            }
+            assert_eq!(arena.occupied_bytes(), 2 * 4096);
+            // SAFETY: taken just now.
+            unsafe { arena.undo(half.word, half.lower, half.run) };
+            assert_eq!(arena.occupied_bytes(), 4096, "the busy page is still taken");
+            assert_eq!(arena.release(busy as usize), Released::Block);
+            assert_eq!(arena.occupied_bytes(), 0);
+        }
+    }
+
+    #[test]
+    fn a_slot_that_ends_where_a_word_does_is_free_again_after_a_gap_there() {
+        let arena = open(12, 4096 * 60);
+        // Nothing crosses page 20, so a word ends there, with twelve empty cells.
+        let mut runs: Vec<_> = (0..60).map(|page| Run::new(page, 1)).collect();
+        runs.extend((1..60).filter(|&edge| edge != 20).map(|edge| Run::new(edge - 1, 2)));
+        let slots = tests_slots(arena, 60, &runs);
+        let gap = arena.claim_gap(4096 * 60, 1).expect("all is free");
+        assert!(slots.iter().all(|slot| claim(arena, slot).is_none()));
+        assert_eq!(arena.release(gap as usize), Released::Block);
+        for slot in slots {
+            let block = claim(arena, slot).expect("free again");
+            assert_eq!(arena.release(block as usize), Released::Block);
+        }
+    }
+
+    #[test]
+    fn slots_of_an_old_plan_are_refused_whatever_the_new_one_is() {
+        let arena = open(12, 4096 * 100);
+        let old = tests_slots(arena, 100, &[Run::new(90, 10)]);
+        for limit in [100, 50, 0] {
+            tests_slots(arena, limit, &[]);
+            // SAFETY: slots of a test stay.
+            assert_eq!(unsafe { arena.claim(&old[0]) }, Err(Refused::Busy));
+            let unite = arena.cells().expect("cells").unite(&old[0], &arena.granules);
+            assert!(!unite);
+        }
+        assert_eq!(arena.occupied_bytes(), 0);
+    }
+
+    #[test]
+    fn cells_that_a_fork_left_half_closed_serve_gaps_only() {
+        let arena = open(12, 4096 * 4);
+        let runs: Vec<_> = (0..4).map(|page| Run::new(page, 1)).collect();
+        let slots = tests_slots(arena, 4, &runs);
+        let blocks: Vec<_> = slots.iter().map(|slot| claim(arena, slot).expect("free") as usize).collect();
+        arena.cells().expect("cells").close(&arena.granules);
+        assert_eq!(arena.release(blocks[3]), Released::Block);
+        assert_eq!(claim(arena, &slots[3]), None);
+        assert_eq!(arena.claim_gap(4096, 1), Some(blocks[3] as *mut u8));
+        assert!(blocks.iter().all(|&block| arena.release(block) == Released::Block));
+        assert_eq!(arena.occupied_bytes(), 0);
+        let slots = tests_slots(arena, 4, &runs);
+        assert!(slots.iter().all(|slot| claim(arena, slot).is_some()), "the next plan serves");
+    }
+
+    #[test]
+    fn nobody_waits_long_for_a_lock_that_this_thread_holds() {
+        let arena = open(12, 4096 * 4);
+        let slots = tests_slots(arena, 4, &[Run::new(0, 4)]);
+        let gap = arena.claim_gap(4096, 1).expect("free");
+        assert_eq!(arena.release(gap as usize), Released::Block);
+        let held = arena.lock.with(None, |_| {
+            // As a handler of a signal would that came just now.
+            // SAFETY: slots of a test stay.
+            (unsafe { arena.claim(&slots[0]) }, arena.claim_gap(4096, 1))
+        });
+        assert_eq!(held, Some((Err(Refused::Locked), None)));
+        assert!(claim(arena, &slots[0]).is_some());
+    }
+
+    #[test]
+    fn threads_do_not_lose_each_others_frees_in_one_word() {
+        let arena = open(12, 4096 * 8);
+        let runs: Vec<_> = (0..8).map(|page| Run::new(page, 1)).collect();
+        let slots = tests_slots(arena, 8, &runs);
+        std::thread::scope(|scope| {
+            for slot in &slots[..4] {
+                scope.spawn(move || {
+                    for _ in 0..500_000 {
+                        let block = claim(arena, slot).expect("nobody else claims it");
+                        assert_eq!(arena.release(block as usize), Released::Block);
+                    }
+                });
+            }
+        });
+        assert_eq!(arena.occupied_bytes(), 0);
     }
 }

@@ -17,7 +17,7 @@ use crate::granules::{Granules, Run};
 use crate::os;
 use core::mem::size_of;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 /// Cells whose states lie in one word.
 pub(crate) const CELLS_A_WORD: u32 = 32;
@@ -35,7 +35,9 @@ pub(crate) struct Cells {
     words: AtomicU32,
     /// Granules they cover.
     limit: AtomicU32,
-    /// Bytes of the mapping. Not read once they are closed.
+    /// True once they are being closed. They stay in force like this in a child that was forked meanwhile.
+    closing: AtomicBool,
+    /// Bytes of the mapping. Not read once they were closed.
     bytes: usize,
 }
 
@@ -156,13 +158,14 @@ impl Slot {
     #[inline(never)]
     fn give_back_slowly(&self, granules: &Granules, run: Run) {
         match self.place() {
-            Some(place) => place.give_back(granules, usize::MAX, run.end()),
+            Some(place) => place.give_back(granules),
             // There is no slot, or its cells were closed before it was.
             None => granules.clear(run),
         }
     }
 
     /// Takes the slot's cells if all of them are free.
+    #[inline(always)]
     pub(crate) fn take(&self, granules: &Granules) -> Option<Run> {
         let place = self.place()?;
         place.take(granules).then_some(place.run)
@@ -201,6 +204,7 @@ impl Slot {
     }
 
     /// The slot, if it can be read whole.
+    #[inline(always)]
     fn place(&self) -> Option<Place> {
         // In this order: whoever finds cells has found the rest.
         let run = Run::from_bits(self.run.load(Acquire));
@@ -220,32 +224,36 @@ impl Slot {
 impl Place {
     /// The words in which the cells lie, with the lower bits of the cells in each, and the granule with which the next
     /// one begins: read before the word is reached, and 0 where the cells were closed.
+    #[inline(always)]
     fn parts(&self) -> impl Iterator<Item = (&AtomicU64, u64, u32)> {
-        let (mut from, mut rest) = (self.start, self.end);
-        let (mut word, mut edges) = (self.words, self.edges);
+        let (mut word, mut edges, mut rest) = (self.words, self.edges, self.end);
+        let mut lower = LOWER << (2 * self.start);
         core::iter::from_fn(move || {
-            if rest == 0 {
-                return None;
+            // SAFETY: one of the words of states, if there is a rest, and with it the edge of the next word, if there is
+            // more: in a mapping that is never undone.
+            unsafe {
+                let this = word;
+                let part = if rest > CELLS_A_WORD {
+                    (lower, (*edges.add(CELLS_A_WORD as usize)).load(Acquire))
+                } else if rest != 0 {
+                    (lower & LOWER >> (2 * (CELLS_A_WORD - rest)), self.run.end())
+                } else {
+                    return None;
+                };
+                rest -= rest.min(CELLS_A_WORD);
+                (word, edges, lower) =
+                    (word.wrapping_add(1), edges.wrapping_add(CELLS_A_WORD as usize), LOWER);
+                Some((&*this, part.0, part.1))
             }
-            let to = rest.min(CELLS_A_WORD);
-            rest -= to;
-            edges = edges.wrapping_add(CELLS_A_WORD as usize);
-            // SAFETY: an edge of a word that is not the last one of these cells, in a mapping that is never undone.
-            let next = if rest == 0 { self.run.end() } else { unsafe { &*edges }.load(Acquire) };
-            let lower = lower(from, to);
-            // SAFETY: one of the words of states, in the same mapping.
-            let this = unsafe { &*word };
-            word = word.wrapping_add(1);
-            from = 0;
-            Some((this, lower, next))
         })
     }
 
+    #[inline(always)]
     fn take(&self, granules: &Granules) -> bool {
         let mut at = self.run.start();
-        for (index, (word, lower, next)) in self.parts().enumerate() {
-            if next == 0 || !take_surely(word, lower) {
-                self.give_back(granules, index, at);
+        for (word, lower, next) in self.parts() {
+            if next == 0 || !(take(word, lower) || take_surely(word, lower)) {
+                self.undo(granules, at);
                 return false;
             }
             at = next;
@@ -253,13 +261,25 @@ impl Place {
         true
     }
 
-    /// Gives back the cells in so many words, which end at `end`.
-    fn give_back(&self, granules: &Granules, words: usize, end: u32) {
+    /// Gives back the cells before granule `end`.
+    #[cold]
+    #[inline(never)]
+    fn undo(&self, granules: &Granules, end: u32) {
+        let part = Self { run: Run::between(self.run.start(), end), ..*self };
+        part.give_back(granules);
+    }
+
+    /// Gives back the cells up to the end of the run, at which a word ends, or the slot.
+    #[inline(always)]
+    fn give_back(&self, granules: &Granules) {
         let mut at = self.run.start();
-        for (word, lower, next) in self.parts().take(words) {
+        for (word, lower, next) in self.parts() {
+            if at == self.run.end() {
+                break;
+            }
             if next == 0 {
                 // Closed, all of them: what is left to give back is in the granules' bits.
-                return granules.clear(Run::between(at, end));
+                return granules.clear(Run::between(at, self.run.end()));
             }
             if !give_back(word, lower) {
                 give_back_surely(word, lower, Run::between(at, next), granules);
@@ -267,11 +287,6 @@ impl Place {
             at = next;
         }
     }
-}
-
-/// The lower bits of the cells of a word from one number to another.
-fn lower(from: u32, to: u32) -> u64 {
-    LOWER >> (2 * (CELLS_A_WORD - (to - from))) << (2 * from)
 }
 
 /// Makes free cells of a word whole; `false`, and nothing done, where one is not free, or another thread changes the word
@@ -283,9 +298,10 @@ fn take(word: &AtomicU64, lower: u64) -> bool {
 }
 
 /// Makes free cells of a word whole; `false`, and nothing done, where one is not free.
+#[cold]
+#[inline(never)]
 fn take_surely(word: &AtomicU64, lower: u64) -> bool {
-    take(word, lower)
-        || word.fetch_update(Acquire, Relaxed, |seen| (!seen & lower == 0).then(|| seen + lower)).is_ok()
+    word.fetch_update(Acquire, Relaxed, |seen| (!seen & lower == 0).then(|| seen + lower)).is_ok()
 }
 
 /// Makes a block's cells of a word free; `false`, and nothing done, where they were closed, or another thread changes the
@@ -329,7 +345,12 @@ impl Cells {
         let map: *mut Self = os::map(bytes)?.cast();
         // SAFETY: a fresh mapping that is large enough and aligned to a page; zeros are valid words and edges.
         let cells = unsafe {
-            map.write(Self { words: AtomicU32::new(words as u32), limit: AtomicU32::new(limit), bytes });
+            map.write(Self {
+                words: AtomicU32::new(words as u32),
+                limit: AtomicU32::new(limit),
+                closing: AtomicBool::new(false),
+                bytes,
+            });
             &*map
         };
         for (index, &edge) in (0..).zip(&cut.edges) {
@@ -413,24 +434,26 @@ impl Cells {
 
     /// Hands what is whole to its granules' bits and splits all cells for good. Under the arena's lock.
     pub(crate) fn close(&self, granules: &Granules) {
-        for index in 0..self.words.load(Relaxed) {
-            let word = self.word(index);
-            let mut seen = word.load(Acquire);
-            loop {
-                let is_whole = |cell: &u32| seen >> (2 * cell) & 2 != 0;
-                let whole =
-                    || (0..CELLS_A_WORD).filter(is_whole).map(|cell| self.run(index * CELLS_A_WORD + cell));
-                // Bits first: whoever frees a block and finds its cells closed clears them.
-                whole().for_each(|run| granules.take(run));
-                match word.compare_exchange(seen, 0, AcqRel, Acquire) {
-                    Ok(_) => break,
-                    Err(now) => {
-                        // Bits of a whole cell are this thread's alone.
-                        whole().for_each(|run| granules.clear(run));
-                        seen = now;
-                    }
-                }
+        self.closing.store(true, Release);
+        (0..self.words.load(Relaxed)).for_each(|index| self.close_word(index, granules));
+    }
+
+    /// A step of [`Cells::close`].
+    pub(crate) fn close_word(&self, index: u32, granules: &Granules) {
+        let word = self.word(index);
+        loop {
+            // What is free is split first: what is freed and claimed over and over would keep this loop busy.
+            let seen = word.fetch_and(!LOWER, AcqRel) & !LOWER;
+            let is_whole = |cell: &u32| seen >> (2 * cell) & 2 != 0;
+            let whole =
+                || (0..CELLS_A_WORD).filter(is_whole).map(|cell| self.run(index * CELLS_A_WORD + cell));
+            // Bits first: whoever frees a block and finds its cells closed clears them.
+            whole().for_each(|run| granules.take(run));
+            if word.compare_exchange(seen, 0, AcqRel, Relaxed).is_ok() {
+                break;
             }
+            // Bits of a whole cell are this thread's alone.
+            whole().for_each(|run| granules.clear(run));
         }
     }
 
@@ -444,9 +467,9 @@ impl Cells {
     /// free then. Under the arena's lock.
     pub(crate) fn unite(&self, slot: &Slot, granules: &Granules) -> bool {
         let Some(place) = slot.place() else { return false };
-        // Closed cells stay split.
+        // Closed cells stay split: those of another plan, and these, if a fork found them half closed.
         let words = ptr::from_ref(self.word(0))..self.word(self.words.load(Relaxed));
-        if !words.contains(&place.words) {
+        if !words.contains(&place.words) || self.closing.load(Relaxed) {
             return false;
         }
         self.under(place.run).all(|cell| match self.state(cell) {
@@ -462,7 +485,9 @@ impl Cells {
 
     /// Splits the cells that a run lies in; `false` if one is whole. Under the arena's lock.
     pub(crate) fn split(&self, run: Run) -> bool {
-        self.under(run).all(|cell| {
+        // Empty cells belong to slots that end there, and have no granules.
+        let mut cells = self.under(run).filter(|&cell| self.run(cell).length() != 0);
+        cells.all(|cell| {
             let free = 1 << (2 * (cell % CELLS_A_WORD));
             let split = |seen: u64| (seen & free != 0).then(|| seen - free);
             let word = self.word(cell / CELLS_A_WORD);

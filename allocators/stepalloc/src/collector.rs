@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use stepalloc_planner::{Block, Event, Plan, Planner, Problem, StepProblem, Steps};
 
-/// The share of the load that rounding sizes up to a granule may add: one part in this many. Below what users notice,
-/// and large enough that most blocks' granules lie in one word of the arena's bitmap, which is claimed fastest.
+/// The share of the load that rounding sizes up to a granule may add: one part in this many. Below what users notice;
+/// smaller granules make gaps and the table of blocks dearer.
 const ROUNDING_SHARE: u64 = 128;
 
 /// What collecting has learned so far.

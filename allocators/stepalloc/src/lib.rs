@@ -41,9 +41,10 @@
 //!
 //! # What holds whatever the program does
 //!
-//! A plan is a proposal: a block is served only where a bitmap of what is really occupied says that nothing lives, by
-//! an atomic change of that bitmap. So blocks never overlap, whatever order, sizes and threads the program turns to.
-//! There is no header in or before a block. The allocation path takes no lock, allocates nothing and unwinds nowhere.
+//! A plan is a proposal: a block is served only where the count of what is really occupied says that nothing lives, by
+//! an atomic change of it. So blocks never overlap, whatever order, sizes and threads the program turns to. There is no
+//! header in or before a block. The allocation path allocates nothing and unwinds nowhere; planned blocks are served and
+//! all blocks freed without a lock, and for a gap a lock is asked for a bounded number of times, which a fork leaves free.
 //! Where there is no plan, no arena or no memory for one, the backend serves.
 //!
 //! # Costs and limits
@@ -56,7 +57,7 @@
 //! # Layout
 //!
 //! `step` boundaries -> `phase` the engine -> `recorder` the log -> `collector` needs and plan (by stepalloc-planner) ->
-//! `matcher` which slot -> `arena` is it free; `alloc` and [`route`] the way of a request; [`backend`] what is
+//! `matcher` which slot -> `arena` is it free, by `cells` and `granules`; `alloc` and [`route`] the way of a request; [`backend`] what is
 //! underneath; [`os`] every system call.
 
 mod alloc;

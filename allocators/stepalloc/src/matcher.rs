@@ -9,7 +9,7 @@
 //! plan replaces it, its pages are given back to the system: a thread that still reads it finds zeros, which is to say no
 //! class, or no bits that would be ready. Its addresses are never used again.
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Refused};
 use crate::cells::{Cells, Cut, Half, Slot, Taken};
 use crate::granules::Run;
 use crate::os;
@@ -294,9 +294,13 @@ impl Table {
                 at = 0;
             }
             // SAFETY: a slot of this class in this arena.
-            if let Some(block) = unsafe { arena.claim(slot(at)) } {
-                debug_assert!((block as usize).is_multiple_of(class.align() as usize));
-                return Match::Slot(block);
+            match unsafe { arena.claim(slot(at)) } {
+                Ok(block) => {
+                    debug_assert!((block as usize).is_multiple_of(class.align() as usize));
+                    return Match::Slot(block);
+                }
+                Err(Refused::Busy) => {}
+                Err(Refused::Locked) => break,
             }
             at += 1;
         }
@@ -475,6 +479,15 @@ mod tests {
         assert_eq!(matcher.next_step().allocations, 1);
     }
 
+    /// Counts a thread as gone when it is, in whichever way.
+    struct Running<'a>(&'a AtomicUsize);
+
+    impl Drop for Running<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Relaxed);
+        }
+    }
+
     /// Threads claim and free, by slots and gaps, while one plan after the other comes into force.
     #[test]
     fn no_two_blocks_share_a_granule_while_plans_are_exchanged() {
@@ -490,10 +503,13 @@ mod tests {
             *state >> 8
         };
         let running = AtomicUsize::new(THREADS);
+        // From its own slot, after a second look, from a gap, and from a slot in more than two words.
+        let all_served = [const { AtomicUsize::new(0) }; 4];
         std::thread::scope(|scope| {
             for thread in 1..=THREADS as u32 {
-                let (owners, running) = (&owners, &running);
+                let (owners, running, all_served) = (&owners, &running, &all_served);
                 scope.spawn(move || {
+                    let _running = Running(running);
                     let mut state = thread;
                     let mut served = [0; 4];
                     let mut live: Vec<(usize, usize)> = Vec::new();
@@ -544,8 +560,7 @@ mod tests {
                         owners[first..first + bytes / 4096].iter().for_each(|owner| owner.store(0, Relaxed));
                         assert_eq!(arena.release(block), crate::arena::Released::Block);
                     }
-                    running.fetch_sub(1, Relaxed);
-                    assert!(served.iter().all(|&count| count > 100), "{served:?}");
+                    all_served.iter().zip(served).for_each(|(all, count)| _ = all.fetch_add(count, Relaxed));
                 });
             }
             let mut state = 77;
@@ -560,6 +575,8 @@ mod tests {
                 std::thread::sleep(std::time::Duration::from_micros(u64::from(random(&mut state) % 300)));
             }
         });
+        let all_served = all_served.map(AtomicUsize::into_inner);
+        assert!(all_served.iter().all(|&count| count > 0), "{all_served:?}");
         assert_eq!(arena.occupied_bytes(), 0);
         assert!(owners.iter().all(|owner| owner.load(Relaxed) == 0));
         // Nothing is left behind that would keep a slot or a gap from being claimed.
