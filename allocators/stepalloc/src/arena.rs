@@ -1,7 +1,7 @@
 //! The arena: one reserved address range, and the truth about which of its bytes are occupied.
 //!
 //! A plan only proposes where to claim: whatever it says, a claim succeeds only where nothing lives, atomically against
-//! every other thread, so two live blocks never overlap. Blocks in their slots are counted in [cells](crate::cells), of
+//! every other thread, so two live blocks never overlap. Blocks in their slots are counted in [`cells`], of
 //! which a plan has its own; all others in [granules](crate::granules), which are the same for every plan.
 //!
 //! Slots are claimed, and all blocks freed, without a lock. Gaps are sought, plans exchanged, and cells in which gaps
