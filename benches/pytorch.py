@@ -7,9 +7,8 @@ Runs ../shared/workloads/torch_train.py, unmodified, with --mark; each round run
 with another one. The rivals are Debian's libraries (libjemalloc2, libmimalloc2.0, libtcmalloc-minimal4) and must be
 installed. CPU time per step is the process's, all threads, between the script's own two clock readings: the median over the
 newest half of a run's steps, and over the runs. OpenBLAS's threads are told to sleep while they wait, as the script tells
-OpenMP's: where they spin (--spin leaves them to it), the CPU time of every allocator falls into two clusters some 15 % apart, by
-which of the script's threads share a core with a spinning one. What the table must show is checked at the end, on standard
-error.
+OpenMP's: where they spin (--spin leaves them to it), the CPU time of every allocator falls into two clusters, by which of
+the script's threads share a core with a spinning one. What the table must show is checked at the end, on standard error.
 """
 import argparse, csv, json, os, pathlib, statistics, subprocess, sys, tempfile
 

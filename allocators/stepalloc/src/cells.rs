@@ -607,6 +607,14 @@ impl Cut {
     }
 }
 
+#[cfg(test)]
+impl Cut {
+    /// In how many words each run has its cells.
+    pub(crate) fn words(&self) -> impl Iterator<Item = u32> {
+        self.runs.iter().map(|&(start, end)| (end - 1) / CELLS_A_WORD - start / CELLS_A_WORD + 1)
+    }
+}
+
 /// Puts cells in force in a test's arena, up to `limit` granules, and returns the slots of these runs.
 #[cfg(test)]
 pub(crate) fn tests_slots(arena: &crate::arena::Arena, limit: u32, runs: &[Run]) -> &'static [Slot] {

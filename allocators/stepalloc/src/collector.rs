@@ -220,3 +220,43 @@ impl Hasher for AddressHasher {
         self.0 = mixed ^ (mixed >> 32);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::granules::Run;
+    use std::path::Path;
+    use stepalloc_planner::{Input, read_any};
+
+    /// The README's shares: `cargo test --release -p stepalloc slots_of_recorded -- --nocapture` prints them.
+    #[test]
+    fn slots_of_recorded_steps_lie_in_a_word_of_cells_or_two() {
+        let traces = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");
+        let Ok(files) = std::fs::read_dir(&traces) else {
+            eprintln!("SKIPPED: no traces in {}", traces.display());
+            return;
+        };
+        let paths = files.map(|file| file.expect("a file of the directory").path());
+        for path in paths.filter(|path| path.to_string_lossy().ends_with(".csv.gz")) {
+            let input = read_any(&path, Settings::DEFAULT.min_bytes as u64).expect("a trace");
+            let Input::Trace { steps, .. } = input else { panic!("{}: no trace", path.display()) };
+            let shift = granule_shift(&steps.problem, steps.problem.load().max);
+            let problem = rounded(&steps.problem, shift);
+            let plan = Planner::new().plan(&problem).expect("a plan");
+            let granules = |bytes: u64| (bytes >> shift) as u32;
+            let blocks = problem.blocks.iter().zip(&plan.offsets);
+            let runs: Vec<_> =
+                blocks.map(|(block, &at)| Run::new(granules(at), granules(block.size))).collect();
+            let cut = Cut::of(&runs, granules(plan.height));
+            let slots = cut.words().count();
+            let of = |words: u32| cut.words().filter(|&count| count == words).count();
+            let (one, two) = (of(1), of(2));
+            println!(
+                "figures: {} slots={slots} one_word={one} two={two} more={}",
+                path.file_name().unwrap_or_default().display(),
+                slots - one - two
+            );
+            assert!(slots > 0 && one * 100 >= slots * 95 && (one + two) * 1000 >= slots * 995);
+        }
+    }
+}
