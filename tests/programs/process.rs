@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::Read;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -55,7 +55,8 @@ impl Ended {
     }
 }
 
-/// A command without settings of allocators, whatever the environment of the tests has.
+/// A command without settings of allocators and with the terminal's signals as a program finds them by default, whatever
+/// the environment of the tests has: shells without job control let what they start in the background ignore SIGINT.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -68,6 +69,15 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
             command.env_remove(name);
         }
     }
+    let signals_by_default = || {
+        for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP] {
+            // SAFETY: these signals exist, and SIG_DFL is a disposition of every signal.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: after a fork of a process with threads: signal is async-signal-safe, and nothing is allocated.
+    unsafe { command.pre_exec(signals_by_default) };
     command
 }
 
