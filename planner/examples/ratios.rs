@@ -86,5 +86,5 @@ fn random(count: u64) -> Problem {
         let (length, size) = (1 + dice(2 << scale), 1 + dice(16 << class));
         blocks.push(Block { id, lower, upper: lower + length, size, align: 1 });
     }
-    Problem { blocks, period: None }
+    Problem { blocks, period: None, ..Problem::default() }
 }

@@ -113,7 +113,7 @@ mod tests {
             .iter()
             .map(|&(lower, upper, size, align)| Block { id: 0, lower, upper, size, align })
             .collect();
-        Problem { blocks, period }.lower_bound()
+        Problem { blocks, period, ..Problem::default() }.lower_bound()
     }
 
     #[test]

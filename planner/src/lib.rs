@@ -29,7 +29,7 @@
 //! let block = |id, lower, upper, size| Block { id, lower, upper, size, align: 64 };
 //! // The third block is still alive when the next step begins.
 //! let blocks = vec![block(0, 0, 4, 4096), block(1, 2, 5, 1024), block(2, 5, 9, 2048)];
-//! let problem = Problem { blocks, period: Some(8) };
+//! let problem = Problem::new(blocks).with_period(8);
 //! let plan = Planner::new().plan(&problem)?;
 //! assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
 //! assert_eq!((plan.height, plan.optimal()), (6144, true));
@@ -47,6 +47,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bound;
+pub mod constraints;
 pub mod csv;
 mod fit;
 mod forest;
@@ -66,6 +67,7 @@ pub mod trace;
 pub mod verify;
 
 pub use bound::LowerBound;
+pub use constraints::{Constraints, Fixed, Gap, InPlace, Inside};
 pub use csv::Buffers;
 pub use lifetime::{Counts, Lifetime};
 pub use lines::ReadError;

@@ -88,40 +88,50 @@ mod tests {
 
     #[test]
     fn the_curve_of_a_line_rises_and_falls() {
-        let load = Problem { blocks: vec![block(0, 4, 3), block(2, 6, 5)], period: None }.load();
+        let load =
+            Problem { blocks: vec![block(0, 4, 3), block(2, 6, 5)], period: None, ..Problem::default() }
+                .load();
         assert_eq!(load.curve, [(0, 3), (2, 8), (4, 5), (6, 0)]);
         assert_eq!((load.max, load.at), (8, 2));
     }
 
     #[test]
     fn a_block_that_wraps_is_alive_at_both_ends() {
-        let load = Problem { blocks: vec![block(8, 12, 3), block(1, 3, 5)], period: Some(10) }.load();
+        let load =
+            Problem { blocks: vec![block(8, 12, 3), block(1, 3, 5)], period: Some(10), ..Problem::default() }
+                .load();
         assert_eq!(load.curve, [(0, 3), (1, 8), (2, 5), (3, 0), (8, 3)]);
         assert_eq!((load.max, load.at), (8, 1));
     }
 
     #[test]
     fn a_block_up_to_the_end_of_the_period_does_not_wrap() {
-        let load = Problem { blocks: vec![block(8, 10, 3)], period: Some(10) }.load();
+        let load = Problem { blocks: vec![block(8, 10, 3)], period: Some(10), ..Problem::default() }.load();
         assert_eq!(load.curve, [(8, 3)]);
     }
 
     #[test]
     fn a_block_longer_than_the_period_counts_with_multiplicity() {
-        let load = Problem { blocks: vec![block(2, 15, 7)], period: Some(10) }.load();
+        let load = Problem { blocks: vec![block(2, 15, 7)], period: Some(10), ..Problem::default() }.load();
         assert_eq!(load.curve, [(0, 7), (2, 14), (5, 7)]);
     }
 
     #[test]
     fn blocks_without_length_or_size_weigh_nothing() {
-        let load = Problem { blocks: vec![block(3, 3, 9), block(1, 5, 0)], period: None }.load();
+        let load =
+            Problem { blocks: vec![block(3, 3, 9), block(1, 5, 0)], period: None, ..Problem::default() }
+                .load();
         assert_eq!(load, Load::default());
     }
 
     #[test]
     fn an_absurd_problem_saturates() {
-        let load =
-            Problem { blocks: vec![block(0, 2, u64::MAX), block(0, 2, u64::MAX)], period: None }.load();
+        let load = Problem {
+            blocks: vec![block(0, 2, u64::MAX), block(0, 2, u64::MAX)],
+            period: None,
+            ..Problem::default()
+        }
+        .load();
         assert_eq!(load.max, u64::MAX);
     }
 }

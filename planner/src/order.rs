@@ -129,6 +129,7 @@ mod tests {
         let problem = Problem {
             blocks: vec![block(8, 12, 1), block(1, 3, 5), block(4, 6, 2), block(5, 9, 2)],
             period: Some(10),
+            ..Problem::default()
         };
         assert_eq!(peaks(&Timeline::new(&problem)), [6, 6, 4, 4]);
     }

@@ -219,6 +219,7 @@ mod tests {
                 Problem {
                     blocks: rows.into_iter().enumerate().map(block).collect(),
                     period: periodic.then_some(24),
+                    ..Problem::default()
                 }
             },
         )
@@ -284,7 +285,9 @@ mod tests {
                 blocks.push(block(at * length, (at + 1) * length, 10 + (at * 37 + level * 11) % 90));
             }
         }
-        let plan = Planner::quick().plan(&Problem { blocks, period: None }).expect("a sound problem");
+        let plan = Planner::quick()
+            .plan(&Problem { blocks, period: None, ..Problem::default() })
+            .expect("a sound problem");
         assert!(plan.optimal(), "{} above {}", plan.height, plan.lower_bound);
     }
 
@@ -292,7 +295,9 @@ mod tests {
     fn the_circular_load_is_not_always_attainable() {
         // Three arcs that overlap pairwise, but never all three.
         let blocks = vec![block(0, 4, 1), block(2, 6, 1), block(4, 8, 1)];
-        let plan = Planner::new().plan(&Problem { blocks, period: Some(6) }).expect("a sound problem");
+        let plan = Planner::new()
+            .plan(&Problem { blocks, period: Some(6), ..Problem::default() })
+            .expect("a sound problem");
         assert_eq!((plan.height, plan.lower_bound, plan.proof), (3, 2, None));
     }
 
@@ -309,7 +314,7 @@ mod tests {
                 Block { align: 1 << dice(7), ..block(lower, lower + 1 + dice(1 << class), 1 + dice(100_000)) }
             })
             .collect();
-        let problem = Problem { blocks, period: Some(4000) };
+        let problem = Problem { blocks, period: Some(4000), ..Problem::default() };
         let plan = Planner::quick().plan(&problem).expect("a sound problem");
         assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
         assert!(plan.ratio() < 1.15, "{}", plan.ratio());
@@ -318,7 +323,7 @@ mod tests {
     #[test]
     fn no_time_still_gives_a_plan() {
         let blocks = vec![block(0, 4, 1), block(2, 6, 1), block(4, 8, 1)];
-        let problem = Problem { blocks, period: Some(6) };
+        let problem = Problem { blocks, period: Some(6), ..Problem::default() };
         let plan = Planner::new().time_limit(Some(Duration::ZERO)).plan(&problem).expect("a sound problem");
         assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
     }
@@ -331,13 +336,17 @@ mod tests {
 
     #[test]
     fn a_block_longer_than_the_period_is_refused() {
-        let problem = Problem { blocks: vec![block(1, 12, 1)], period: Some(10) };
+        let problem = Problem { blocks: vec![block(1, 12, 1)], period: Some(10), ..Problem::default() };
         assert!(matches!(Planner::new().plan(&problem), Err(ProblemError::LongerThanPeriod { .. })));
     }
 
     #[test]
     fn sizes_that_overflow_are_refused() {
-        let problem = Problem { blocks: vec![block(0, 1, u64::MAX), block(1, 2, 1)], period: None };
+        let problem = Problem {
+            blocks: vec![block(0, 1, u64::MAX), block(1, 2, 1)],
+            period: None,
+            ..Problem::default()
+        };
         assert!(matches!(Planner::new().plan(&problem), Err(ProblemError::TooLarge { .. })));
     }
 }

@@ -8,6 +8,7 @@
 use thiserror::Error;
 
 use crate::bound::{self, LowerBound};
+use crate::constraints::Constraints;
 use crate::load::{self, Load};
 
 /// The most blocks one problem may have: ranks of lifetimes on the unrolled circle are kept in 32 bits.
@@ -42,9 +43,30 @@ pub struct Problem {
     pub blocks: Vec<Block>,
     /// Events after which everything repeats; `None` for a problem that happens once.
     pub period: Option<u64>,
+    /// What the caller asks for beyond lifetimes, sizes and alignments; nothing by default.
+    pub constraints: Constraints,
 }
 
 impl Problem {
+    /// A problem that happens once, without constraints.
+    pub fn new(blocks: Vec<Block>) -> Problem {
+        Problem { blocks, ..Problem::default() }
+    }
+
+    /// Everything repeats after so many events; `None`: it happens once.
+    #[must_use]
+    pub fn with_period(mut self, period: impl Into<Option<u64>>) -> Problem {
+        self.period = period.into();
+        self
+    }
+
+    /// With these constraints instead of those it has.
+    #[must_use]
+    pub fn with_constraints(mut self, constraints: Constraints) -> Problem {
+        self.constraints = constraints;
+        self
+    }
+
     /// Whether the problem can be planned at all.
     ///
     /// After an `Ok` no sum of sizes and no time on the unrolled circle overflows 64 bits.

@@ -500,7 +500,11 @@ impl Steps {
     pub fn problem(&self) -> StepProblem {
         let period = self.order.len() as u64;
         let mut result = StepProblem {
-            problem: Problem { blocks: Vec::with_capacity(self.order.len()), period: Some(period.max(1)) },
+            problem: Problem {
+                blocks: Vec::with_capacity(self.order.len()),
+                period: Some(period.max(1)),
+                ..Problem::default()
+            },
             ..StepProblem::default()
         };
         // How many blocks each size and alignment has, extra ones included.

@@ -111,8 +111,11 @@ mod tests {
     #[test]
     fn the_end_of_the_period_is_its_start() {
         let block = |lower, upper| Block { id: 0, lower, upper, size: 1, align: 1 };
-        let problem =
-            Problem { blocks: vec![block(30, 100), block(0, 30), block(30, 130)], period: Some(100) };
+        let problem = Problem {
+            blocks: vec![block(30, 100), block(0, 30), block(30, 130)],
+            period: Some(100),
+            ..Problem::default()
+        };
         let timeline = Timeline::new(&problem);
         assert_eq!(timeline.turn, 2);
         let ranges: Vec<_> = timeline.items.iter().map(|item| (item.lower, item.upper)).collect();

@@ -10,7 +10,7 @@ fn problem(rows: &[(u64, u64, u64, u64)], period: Option<u64>) -> Problem {
         size,
         align,
     };
-    Problem { blocks: rows.iter().enumerate().map(block).collect(), period }
+    Problem { blocks: rows.iter().enumerate().map(block).collect(), period, ..Problem::default() }
 }
 
 /// Two blocks alive together, at these offsets.

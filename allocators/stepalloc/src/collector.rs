@@ -172,7 +172,7 @@ fn rounded(problem: &Problem, shift: u32) -> Problem {
         align: block.align.max(granule),
         ..*block
     });
-    Problem { blocks: blocks.collect(), period: problem.period }
+    Problem { blocks: blocks.collect(), period: problem.period, ..Problem::default() }
 }
 
 /// The plan's slots by class and number in the step; `None` where a granule cannot be named in 32 bits.
