@@ -6,6 +6,7 @@
 //! looks at the plan. The random numbers are fixed, and work is counted in placements: the same problem and budget give
 //! the same plan everywhere.
 
+use crate::dice::Dice;
 use crate::forest::Forest;
 use crate::skyline;
 use crate::timeline::Timeline;
@@ -26,14 +27,7 @@ pub(crate) struct Walk {
 impl Walk {
     /// Starts from the skyline plan of an order.
     pub fn new(order: Vec<u32>, offsets: Vec<u64>, height: u64) -> Walk {
-        Walk {
-            dice: Dice(0x9e37_79b9_7f4a_7c15),
-            trial: order.clone(),
-            placed: offsets.clone(),
-            order,
-            offsets,
-            height,
-        }
+        Walk { dice: Dice::new(0), trial: order.clone(), placed: offsets.clone(), order, offsets, height }
     }
 
     /// Offsets of the lowest plan, by item.
@@ -70,18 +64,5 @@ impl Walk {
             std::mem::swap(&mut self.offsets, &mut self.placed);
         }
         placements
-    }
-}
-
-/// A small deterministic generator (xorshift64*, Vigna 2016).
-struct Dice(u64);
-
-impl Dice {
-    /// A number below `sides`, which is not 0.
-    fn below(&mut self, sides: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        ((self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % sides as u64) as usize
     }
 }

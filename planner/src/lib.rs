@@ -47,8 +47,10 @@
 #![forbid(unsafe_code)]
 
 pub mod bound;
+mod capacity;
 pub mod constraints;
 pub mod csv;
+mod dice;
 mod fit;
 mod forest;
 mod improve;
@@ -60,6 +62,8 @@ pub mod plan;
 pub mod planner;
 pub mod problem;
 pub mod read;
+mod search;
+mod sections;
 mod skyline;
 pub mod steps;
 mod timeline;
@@ -74,7 +78,7 @@ pub use lines::ReadError;
 pub use load::Load;
 pub use order::Order;
 pub use plan::{Plan, Proof};
-pub use planner::{Effort, Planner};
+pub use planner::{Effort, Planner, Within};
 pub use problem::{Block, Problem, ProblemError};
 pub use read::{Input, read_any};
 pub use steps::{Event, Key, StepProblem, Steps};

@@ -6,12 +6,15 @@
 pub enum Proof {
     /// The height equals the maximum load (with alignment folded in), below which no plan can be.
     LoadBound,
+    /// A search for anything lower went through all possibilities.
+    Search,
 }
 
 impl std::fmt::Display for Proof {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Proof::LoadBound => f.write_str("the height equals the maximum load"),
+            Proof::Search => f.write_str("a search for anything lower went through all possibilities"),
         }
     }
 }
@@ -23,7 +26,7 @@ pub struct Plan {
     pub offsets: Vec<u64>,
     /// Bytes of the arena: the largest offset + size.
     pub height: u64,
-    /// Bytes no plan can do without ([`crate::Problem::lower_bound`]).
+    /// Bytes no plan can do without: [`crate::Problem::lower_bound`], or more where a search proved it.
     pub lower_bound: u64,
     /// Why no lower plan exists, where that is known.
     pub proof: Option<Proof>,

@@ -5,12 +5,15 @@
 
 use std::time::{Duration, Instant};
 
+use crate::capacity::Attempt;
 use crate::fit::{Fit, Floor};
 use crate::forest::Forest;
 use crate::improve::Walk;
 use crate::order::Order;
 use crate::plan::{Plan, Proof};
 use crate::problem::{Problem, ProblemError};
+use crate::search::Outcome;
+use crate::sections::Sections;
 use crate::skyline;
 use crate::timeline::Timeline;
 
@@ -20,37 +23,86 @@ use crate::timeline::Timeline;
 pub enum Effort {
     /// Skylines only: for planning in the middle of a program's run.
     Quick,
-    /// All placements and a bounded improvement: 300 blocks in milliseconds, 10,000 in seconds.
+    /// All placements, a bounded search and a bounded improvement: 300 blocks in milliseconds where they are easy, in
+    /// some tenths of a second where they are not.
     #[default]
     Normal,
-    /// Fifty times the improvement of [`Effort::Normal`].
+    /// Fifty times the search and the improvement of [`Effort::Normal`].
     Thorough,
+    /// Until the plan is proven optimal or the time limit is over. Without a time limit this may take for ever.
+    Endless,
 }
 
 impl Effort {
+    /// Times the search and the improvement of [`Effort::Normal`].
+    fn factor(self) -> u64 {
+        match self {
+            Effort::Quick => 0,
+            Effort::Normal => 1,
+            Effort::Thorough => 50,
+            Effort::Endless => u64::MAX,
+        }
+    }
+
     /// How many blocks the improvement of `count` blocks may place.
     ///
     /// A placement takes 0.2 to 2 microseconds here, more of them the more blocks there are: about 1 ms for 300 blocks,
     /// a second for 10,000.
     fn placements(self, count: u64) -> u64 {
-        let normal = 10 * count + (count * count / 100).min(500_000);
+        self.factor().saturating_mul(10 * count + (count * count / 100).min(500_000))
+    }
+
+    /// How many decisions the search may make, times the number of blocks: a decision looks at a part of the blocks.
+    fn looks(self) -> u64 {
+        // About a tenth of a second.
+        self.factor().saturating_mul(8_000_000)
+    }
+}
+
+/// What planning within a capacity came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Within {
+    /// A plan of at most so many bytes.
+    Found(Plan),
+    /// There is no such plan. The lowest one that was met, and its lower bound, which is above the capacity.
+    Impossible(Plan),
+    /// It was not decided; the lowest plan that was met.
+    Unknown(Plan),
+}
+
+impl Within {
+    /// The plan, within the capacity or not.
+    pub fn plan(&self) -> &Plan {
         match self {
-            Effort::Quick => 0,
-            Effort::Normal => normal,
-            Effort::Thorough => 50 * normal,
+            Within::Found(plan) | Within::Impossible(plan) | Within::Unknown(plan) => plan,
+        }
+    }
+
+    /// The same, for good.
+    pub fn into_plan(self) -> Plan {
+        match self {
+            Within::Found(plan) | Within::Impossible(plan) | Within::Unknown(plan) => plan,
         }
     }
 }
 
 /// Plans problems. Cheap to make; a builder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Planner {
     effort: Effort,
     time_limit: Option<Duration>,
+    threads: usize,
+    seed: u64,
+}
+
+impl Default for Planner {
+    fn default() -> Planner {
+        Planner { effort: Effort::Normal, time_limit: None, threads: 1, seed: 0 }
+    }
 }
 
 impl Planner {
-    /// A planner of [`Effort::Normal`] without a time limit.
+    /// A planner of [`Effort::Normal`] without a time limit, on one thread.
     pub fn new() -> Planner {
         Planner::default()
     }
@@ -75,22 +127,63 @@ impl Planner {
         self
     }
 
-    /// Plans a problem.
+    /// Lets the search run on up to four threads, the calling one included. The plan is the same as with one.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Planner {
+        self.threads = threads.max(1);
+        self
+    }
+
+    /// Where the search's chance begins: another seed may find another plan, or the same one sooner or later.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Planner {
+        self.seed = seed;
+        self
+    }
+
+    /// Plans a problem as low as the effort allows.
     ///
     /// # Errors
     /// What [`Problem::check`] finds.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, ProblemError> {
         problem.check()?;
-        let mut search = Search::new(problem, self.time_limit);
-        search.run(self.effort);
-        Ok(search.into_plan(problem))
+        let mut run = Run::new(problem, *self);
+        run.minimize();
+        Ok(run.into_plan(problem))
+    }
+
+    /// Looks for a plan of at most `capacity` bytes, or for a proof that there is none; stops at the first of them, and
+    /// where the effort or the time is spent.
+    ///
+    /// # Errors
+    /// What [`Problem::check`] finds.
+    pub fn plan_within(&self, problem: &Problem, capacity: u64) -> Result<Within, ProblemError> {
+        problem.check()?;
+        let mut run = Run::new(problem, *self);
+        run.enough = capacity;
+        run.fit(capacity);
+        let plan = run.into_plan(problem);
+        Ok(if plan.height <= capacity {
+            Within::Found(plan)
+        } else if plan.lower_bound > capacity {
+            Within::Impossible(plan)
+        } else {
+            Within::Unknown(plan)
+        })
     }
 }
 
 /// The best placement of a timeline found so far.
-struct Search {
+struct Run {
+    planner: Planner,
     timeline: Timeline,
+    /// The bound of the load, and what is proven.
+    load_bound: u64,
     bound: u64,
+    /// All heights that differ do so by a multiple of this.
+    grain: u64,
+    /// A plan of so many bytes is good enough.
+    enough: u64,
     /// By item.
     offsets: Vec<u64>,
     height: u64,
@@ -98,48 +191,95 @@ struct Search {
     deadline: Option<Instant>,
 }
 
-impl Search {
-    fn new(problem: &Problem, limit: Option<Duration>) -> Search {
+impl Run {
+    fn new(problem: &Problem, planner: Planner) -> Run {
         let timeline = Timeline::new(problem);
-        Search {
+        let bound = problem.lower_bound().bytes;
+        Run {
+            planner,
             offsets: vec![0; timeline.items.len()],
-            bound: problem.lower_bound().bytes,
-            height: u64::MAX,
+            load_bound: bound,
+            bound,
+            grain: grain(&timeline),
+            enough: 0,
+            height: if timeline.items.is_empty() { 0 } else { u64::MAX },
             algorithm: String::from("nothing to place"),
-            deadline: limit.and_then(|limit| Instant::now().checked_add(limit)),
+            deadline: planner.time_limit.and_then(|limit| Instant::now().checked_add(limit)),
             timeline,
         }
     }
 
     /// Whether there is no point or no time in going on.
     fn done(&self) -> bool {
-        self.height <= self.bound
+        self.height <= self.bound.max(self.enough)
             || (self.height != u64::MAX && self.deadline.is_some_and(|deadline| Instant::now() >= deadline))
     }
 
-    fn run(&mut self, effort: Effort) {
-        if self.timeline.items.is_empty() {
+    /// As low as can be.
+    fn minimize(&mut self) {
+        let mut forest = Forest::new(&self.timeline);
+        let start = self.skylines(&mut forest);
+        if self.planner.effort == Effort::Quick || self.done() {
             return;
         }
-        let mut offsets = vec![0; self.timeline.items.len()];
+        let sections = Sections::new(&self.timeline);
+        let mut attempts = [None, None, None];
+        let looks = self.planner.effort.looks();
+        if let Some(sections) = &sections {
+            // Most problems that a search solves at all, it solves at once.
+            self.search(sections, &mut attempts, looks / 8);
+        }
+        self.fits();
+        if let Some((order, height, offsets)) = start
+            && !self.done()
+        {
+            let walk = Walk::new(order.sort(&self.timeline), offsets, height);
+            let placements = self.planner.effort.placements(self.timeline.items.len() as u64);
+            self.walk(walk, &mut forest, order, placements);
+        }
+        if let Some(sections) = &sections {
+            self.search(sections, &mut attempts, looks);
+        }
+    }
+
+    /// Within a capacity.
+    fn fit(&mut self, capacity: u64) {
         let mut forest = Forest::new(&self.timeline);
-        // The order of the lowest skyline, and what became of it.
+        self.skylines(&mut forest);
+        if self.planner.effort == Effort::Quick || self.bound > capacity || self.done() {
+            return;
+        }
+        let Some(sections) = Sections::new(&self.timeline) else { return self.minimize() };
+        let mut attempt = Attempt::new(&sections, capacity, self.planner.seed);
+        let looks = self.planner.effort.looks();
+        let mut spent = 0u64;
+        while spent < looks && !self.done() && self.bound <= capacity {
+            spent = spent.saturating_add(self.turn(&mut attempt));
+        }
+    }
+
+    /// One skyline in each order; returns the lowest with its order.
+    fn skylines(&mut self, forest: &mut Forest) -> Option<(Order, u64, Vec<u64>)> {
+        let mut offsets = vec![0; self.timeline.items.len()];
         let mut start: Option<(Order, u64, Vec<u64>)> = None;
         for order in Order::ALL {
             if self.done() {
-                return;
+                break;
             }
             forest.fill(&order.sort(&self.timeline));
-            if let (Some(height), _) = skyline::place(&self.timeline, &mut forest, u64::MAX, &mut offsets) {
+            if let (Some(height), _) = skyline::place(&self.timeline, forest, u64::MAX, &mut offsets) {
                 self.offer(&offsets, height, || format!("skyline by {}", order.name()));
                 if start.as_ref().is_none_or(|&(_, best, _)| height < best) {
                     start = Some((order, height, offsets.clone()));
                 }
             }
         }
-        if effort == Effort::Quick {
-            return;
-        }
+        start
+    }
+
+    /// First and best fit in each order.
+    fn fits(&mut self) {
+        let mut offsets = vec![0; self.timeline.items.len()];
         let mut floor = Floor::default();
         for fit in [Fit::First, Fit::Best] {
             for order in Order::ALL {
@@ -152,10 +292,6 @@ impl Search {
                 }
             }
         }
-        if let Some((order, height, offsets)) = start {
-            let walk = Walk::new(order.sort(&self.timeline), offsets, height);
-            self.walk(walk, &mut forest, order, effort.placements(self.timeline.items.len() as u64));
-        }
     }
 
     /// Walks on from the best skyline until so many blocks were placed.
@@ -165,6 +301,46 @@ impl Search {
             placements += walk.step(&self.timeline, forest).max(1);
             self.offer(walk.offsets(), walk.height(), || format!("iterated skyline from {}", order.name()));
         }
+    }
+
+    /// Searches at the bound, just below the best height, and half way between, in turns, for so many looks.
+    fn search<'a>(&mut self, sections: &'a Sections, attempts: &mut [Option<Attempt<'a>>; 3], looks: u64) {
+        let mut spent = 0u64;
+        while spent < looks && !self.done() {
+            for at in 0..attempts.len() {
+                let gap = self.height.saturating_sub(self.bound);
+                let capacity = match at {
+                    0 => self.bound,
+                    1 => self.height - self.grain,
+                    _ => self.bound + gap / 2,
+                };
+                let attempt = attempts[at].take().filter(|attempt| attempt.capacity() == capacity);
+                let mut attempt =
+                    attempt.unwrap_or_else(|| Attempt::new(sections, capacity, self.planner.seed));
+                spent = spent.saturating_add(self.turn(&mut attempt));
+                attempts[at] = Some(attempt);
+                if self.done() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// One turn of an attempt, and what follows from it; returns the looks it took.
+    fn turn(&mut self, attempt: &mut Attempt) -> u64 {
+        let (outcome, nodes) = attempt.turn(self.planner.threads, self.deadline);
+        let capacity = attempt.capacity();
+        match outcome {
+            Outcome::Found => {
+                let offsets = attempt.offsets().unwrap_or_default();
+                let ends = self.timeline.items.iter().zip(offsets).map(|(item, offset)| offset + item.size);
+                let height = ends.max().unwrap_or(0);
+                self.offer(offsets, height, || format!("search within {capacity} bytes"));
+            }
+            Outcome::Impossible => self.bound = self.bound.max(capacity + self.grain - capacity % self.grain),
+            Outcome::Unknown => {}
+        }
+        nodes.max(1).saturating_mul(self.timeline.items.len() as u64)
     }
 
     /// Takes offsets that are better than the best.
@@ -184,9 +360,29 @@ impl Search {
         }
         let height = problem.blocks.iter().zip(&offsets).map(|(block, offset)| offset + block.size).max();
         let height = height.unwrap_or(0);
-        let proof = (height == self.bound).then_some(Proof::LoadBound);
+        let proof = if height == self.load_bound {
+            Some(Proof::LoadBound)
+        } else {
+            (height <= self.bound).then_some(Proof::Search)
+        };
         Plan { offsets, height, lower_bound: self.bound, proof, algorithm: self.algorithm }
     }
+}
+
+/// The greatest common divisor of all sizes and alignments: the ends of items that lie on the bottom or on each other
+/// are multiples of it.
+fn grain(timeline: &Timeline) -> u64 {
+    let divisor = |a: u64, b: u64| {
+        let (mut a, mut b) = (a, b);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    timeline.items.iter().fold(0, |all, item| {
+        // What lies on a multiple of the alignment begins on one of its power of two in the rest.
+        divisor(divisor(all, item.size), if item.align > 1 { item.align } else { 0 })
+    })
 }
 
 #[cfg(test)]
