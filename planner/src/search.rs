@@ -155,8 +155,9 @@ pub(crate) struct Search<'a> {
     /// Parts made so far; the first is none. `pending` is the one to be searched next.
     parts: Vec<Part>,
     pending: u32,
-    /// Room for the items of a section: low, size, item.
-    members: Vec<(u64, u64, u32)>,
+    /// By section: its items, as they were sorted last; and room for their lows.
+    order: Vec<u32>,
+    lows: Vec<u64>,
     impossible: bool,
 }
 
@@ -214,7 +215,8 @@ impl<'a> Search<'a> {
             options: Vec::new(),
             parts: vec![none],
             pending: 0,
-            members: Vec::new(),
+            order: sections.members.all().to_vec(),
+            lows: Vec::new(),
             impossible: false,
         };
         search.impossible = !search.propagate();
@@ -375,64 +377,62 @@ impl<'a> Search<'a> {
 
     /// Looks at one section; `false` where its items do not fit.
     fn survey(&mut self, section: u32) -> bool {
-        let mut members = std::mem::take(&mut self.members);
-        let fits = self.fit(section, &mut members);
-        self.members = members;
-        fits
-    }
-
-    fn fit(&mut self, section: u32, members: &mut Vec<(u64, u64, u32)>) -> bool {
-        members.clear();
         let sections = self.sections;
-        let mut ground = Ground { floor: u64::MAX, end: u64::MAX, lowest: 0, left: 0, right: 0 };
-        let mut highest = 0;
-        for &item in sections.members.of(section) {
-            if self.offsets[item as usize] != NOWHERE {
-                continue;
+        // An item whose low is above this cannot be the lowest.
+        let Some(limit) = self.capacity.checked_sub(self.rest[section as usize]) else { return false };
+        self.sort(section);
+        let range = self.sections.members.range(section);
+        let left = self.left[section as usize] as usize;
+        // From the highest down: what lies at or above each must fit.
+        let (mut at, mut above) = (left, 0);
+        while at > 0 && self.lows[at - 1] > limit {
+            at -= 1;
+            above += sections.items[self.order[range.start + at] as usize].size;
+            if self.lows[at] + above > self.capacity {
+                return false;
             }
+        }
+        if at == 0 {
+            return false;
+        }
+        let mut ground = Ground { floor: self.lows[0], end: u64::MAX, lowest: 0, left: 0, right: 0 };
+        for (&low, &item) in self.lows[..at].iter().zip(&self.order[range.clone()]) {
             let it = &sections.items[item as usize];
-            let low = self.low[item as usize];
-            members.push((low, it.size, item));
-            highest = low.max(highest);
             ground.end = ground.end.min(low + it.size);
-            if low < ground.floor {
-                ground = Ground { floor: low, lowest: 0, left: 0, right: 0, ..ground };
-            }
             if low == ground.floor {
-                let left = if section >= it.first {
-                    section - it.first
-                } else {
-                    section + sections.count - it.first
-                };
+                let behind = if section < it.first { sections.count } else { 0 };
+                let left = section + behind - it.first;
                 ground.lowest += 1;
                 ground.left = ground.left.max(left);
                 ground.right = ground.right.max(it.width - left);
             }
         }
-        let rest = self.rest[section as usize];
-        if ground.floor + rest > self.capacity {
-            return false;
-        }
         let was = self.ground[section as usize];
         self.changes.push(Change::Ground { section, was });
         self.ground[section as usize] = ground;
-        // An item whose low is above this cannot be the lowest.
-        let limit = self.capacity - rest;
-        if highest <= limit {
-            return true;
-        }
-        members.sort_unstable();
-        let mut above = 0;
-        for &(low, size, _) in members.iter().rev() {
-            above += size;
-            if low + above > self.capacity {
-                return false;
+        (at..left).all(|at| self.raise(self.order[range.start + at], ground.end))
+    }
+
+    /// Brings the items of a section that are left to its front, by their lows, which go to `lows`. They were sorted
+    /// when the section was looked at last, and few have moved since.
+    fn sort(&mut self, section: u32) {
+        let order = &mut self.order[self.sections.members.range(section)];
+        let lows = &mut self.lows;
+        lows.clear();
+        for at in 0..order.len() {
+            let item = order[at];
+            let placed = self.offsets[item as usize] != NOWHERE;
+            let low = if placed { NOWHERE } else { self.low[item as usize] };
+            lows.push(low);
+            let mut to = at;
+            while to > 0 && lows[to - 1] > low {
+                lows[to] = lows[to - 1];
+                order[to] = order[to - 1];
+                to -= 1;
             }
+            lows[to] = low;
+            order[to] = item;
         }
-        let able = members.partition_point(|&(low, ..)| low <= limit);
-        // At least one is: the floor and the rest fit.
-        let end = members[..able].iter().map(|&(low, size, _)| low + size).min().unwrap_or(0);
-        members[able..].iter().all(|&(.., item)| self.raise(item, end))
     }
 
     /// The items of the valley that are left all lie above its floor; `false` where they do not fit then.

@@ -5,6 +5,8 @@
 //! sections alone; there are at most as many as blocks, mostly far fewer than moments (google/minimalloc, ASPLOS 2023,
 //! section 4). On a circle the sections form a ring.
 
+use std::ops::Range;
+
 use crate::timeline::Timeline;
 
 /// Pairs of a section and a member that are worth a search: above, a step of it takes too long to get anywhere.
@@ -32,7 +34,17 @@ impl Lists {
 
     #[inline]
     pub fn of(&self, index: u32) -> &[u32] {
-        &self.all[self.from[index as usize] as usize..self.from[index as usize + 1] as usize]
+        &self.all[self.range(index)]
+    }
+
+    /// Where a list is in [`Lists::all`].
+    #[inline]
+    pub fn range(&self, index: u32) -> Range<usize> {
+        self.from[index as usize] as usize..self.from[index as usize + 1] as usize
+    }
+
+    pub fn all(&self) -> &[u32] {
+        &self.all
     }
 }
 
