@@ -52,7 +52,7 @@ struct Kind {
     /// What its last search came to.
     outcome: Outcome,
     offsets: Vec<u64>,
-    nodes: u64,
+    looks: u64,
 }
 
 impl<'a> Attempt<'a> {
@@ -65,7 +65,7 @@ impl<'a> Attempt<'a> {
             failures: Failures::new(items),
             outcome: Outcome::Unknown,
             offsets: Vec::new(),
-            nodes: 0,
+            looks: 0,
         };
         let kinds = KINDS.iter().enumerate().map(kind).collect();
         Attempt { sections, keys: search::keys(items), capacity, turn: 0, kinds }
@@ -75,7 +75,7 @@ impl<'a> Attempt<'a> {
         self.capacity
     }
 
-    /// Makes one turn on so many threads; returns what it came to and the decisions made.
+    /// Makes one turn on so many threads; returns what it came to and how many looks it took.
     pub fn turn(&mut self, threads: usize, deadline: Option<Instant>) -> (Outcome, u64) {
         self.turn += 1;
         let limit = SLICE * self.sections.items.len() as u64 * luby(self.turn);
@@ -84,13 +84,13 @@ impl<'a> Attempt<'a> {
             let strategy = kind.strategy(sections, first);
             let mut search = Search::new(sections, &strategy, keys, capacity);
             kind.outcome = search.run(limit, deadline, &mut kind.failures);
-            kind.nodes = search.nodes;
+            kind.looks = search.looks;
             if kind.outcome == Outcome::Found {
                 kind.offsets.clear();
                 kind.offsets.extend_from_slice(search.offsets());
             }
         };
-        let mut nodes = 0;
+        let mut looks = 0;
         for group in self.kinds.chunks_mut(threads.max(1)) {
             if let [kind] = group {
                 run(kind);
@@ -101,12 +101,12 @@ impl<'a> Attempt<'a> {
                     }
                 });
             }
-            nodes += group.iter().map(|kind| kind.nodes).sum::<u64>();
+            looks += group.iter().map(|kind| kind.looks).sum::<u64>();
             if let Some(kind) = group.iter().find(|kind| kind.outcome != Outcome::Unknown) {
-                return (kind.outcome, nodes);
+                return (kind.outcome, looks);
             }
         }
-        (Outcome::Unknown, nodes)
+        (Outcome::Unknown, looks)
     }
 
     /// The offsets by item, after [`Outcome::Found`].

@@ -17,6 +17,20 @@ use crate::sections::Sections;
 use crate::skyline;
 use crate::timeline::Timeline;
 
+/// What is done one way before another is tried, first: a part in so many of [`Effort::Normal`]'s work.
+const SHARES: u64 = 8;
+
+/// How often the search of [`Effort::Normal`] may look at a block of a section: some tenths of a second.
+const LOOKS: u64 = 80_000_000;
+
+/// How many blocks the improvement of `count` blocks may place with [`Effort::Normal`].
+///
+/// A placement takes 0.2 to 2 microseconds here, more of them the more blocks there are: about 1 ms for 300 blocks,
+/// a second for 10,000.
+fn placements(count: u64) -> u64 {
+    10 * count + (count * count / 100).min(500_000)
+}
+
 /// How much work a plan is worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
@@ -40,22 +54,8 @@ impl Effort {
             Effort::Quick => 0,
             Effort::Normal => 1,
             Effort::Thorough => 50,
-            Effort::Endless => u64::MAX,
+            Effort::Endless => 1 << 40,
         }
-    }
-
-    /// How many blocks the improvement of `count` blocks may place.
-    ///
-    /// A placement takes 0.2 to 2 microseconds here, more of them the more blocks there are: about 1 ms for 300 blocks,
-    /// a second for 10,000.
-    fn placements(self, count: u64) -> u64 {
-        self.factor().saturating_mul(10 * count + (count * count / 100).min(500_000))
-    }
-
-    /// How many decisions the search may make, times the number of blocks: a decision looks at a part of the blocks.
-    fn looks(self) -> u64 {
-        // About a tenth of a second.
-        self.factor().saturating_mul(8_000_000)
     }
 }
 
@@ -222,23 +222,31 @@ impl Run {
         if self.planner.effort == Effort::Quick || self.done() {
             return;
         }
+        let mut walk = start.map(|(order, height, offsets)| {
+            let walk = Walk::new(order.sort(&self.timeline), offsets, height);
+            (walk, order)
+        });
         let sections = Sections::new(&self.timeline);
         let mut attempts = [None, None, None];
-        let looks = self.planner.effort.looks();
-        if let Some(sections) = &sections {
-            // Most problems that a search solves at all, it solves at once.
-            self.search(sections, &mut attempts, looks / 8);
+        // What is easy one way or another is so at once; then the ways in turns, each time twice as far.
+        let all = SHARES.saturating_mul(self.planner.effort.factor());
+        let mut spent = 0;
+        if let Some((walk, order)) = &mut walk {
+            self.walk(walk, &mut forest, *order, placements(self.timeline.items.len() as u64));
         }
-        self.fits();
-        if let Some((order, height, offsets)) = start
-            && !self.done()
-        {
-            let walk = Walk::new(order.sort(&self.timeline), offsets, height);
-            let placements = self.planner.effort.placements(self.timeline.items.len() as u64);
-            self.walk(walk, &mut forest, order, placements);
-        }
-        if let Some(sections) = &sections {
-            self.search(sections, &mut attempts, looks);
+        while spent < all && !self.done() {
+            let share = spent.max(1).min(all - spent);
+            if let (Some((walk, order)), true) = (&mut walk, spent >= SHARES) {
+                let placements = placements(self.timeline.items.len() as u64);
+                self.walk(walk, &mut forest, *order, (placements / SHARES).saturating_mul(share));
+            }
+            if let Some(sections) = &sections {
+                self.search(sections, &mut attempts, (LOOKS / SHARES).saturating_mul(share));
+            }
+            if spent == 0 {
+                self.fits();
+            }
+            spent += share;
         }
     }
 
@@ -251,7 +259,7 @@ impl Run {
         }
         let Some(sections) = Sections::new(&self.timeline) else { return self.minimize() };
         let mut attempt = Attempt::new(&sections, capacity, self.planner.seed);
-        let looks = self.planner.effort.looks();
+        let looks = LOOKS.saturating_mul(self.planner.effort.factor());
         let mut spent = 0u64;
         while spent < looks && !self.done() && self.bound <= capacity {
             spent = spent.saturating_add(self.turn(&mut attempt));
@@ -295,7 +303,7 @@ impl Run {
     }
 
     /// Walks on from the best skyline until so many blocks were placed.
-    fn walk(&mut self, mut walk: Walk, forest: &mut Forest, order: Order, budget: u64) {
+    fn walk(&mut self, walk: &mut Walk, forest: &mut Forest, order: Order, budget: u64) {
         let mut placements = 0;
         while placements < budget && !self.done() {
             placements += walk.step(&self.timeline, forest).max(1);
@@ -328,7 +336,7 @@ impl Run {
 
     /// One turn of an attempt, and what follows from it; returns the looks it took.
     fn turn(&mut self, attempt: &mut Attempt) -> u64 {
-        let (outcome, nodes) = attempt.turn(self.planner.threads, self.deadline);
+        let (outcome, looks) = attempt.turn(self.planner.threads, self.deadline);
         let capacity = attempt.capacity();
         match outcome {
             Outcome::Found => {
@@ -340,7 +348,7 @@ impl Run {
             Outcome::Impossible => self.bound = self.bound.max(capacity + self.grain - capacity % self.grain),
             Outcome::Unknown => {}
         }
-        nodes.max(1).saturating_mul(self.timeline.items.len() as u64)
+        looks.max(1)
     }
 
     /// Takes offsets that are better than the best.

@@ -133,7 +133,9 @@ pub(crate) struct Search<'a> {
     strategy: &'a Strategy,
     capacity: u64,
     /// Decisions made.
-    pub nodes: u64,
+    decisions_made: u64,
+    /// Items of sections looked at: what the time goes by.
+    pub looks: u64,
     /// By item.
     low: Vec<u64>,
     offsets: Vec<u64>,
@@ -155,7 +157,7 @@ pub(crate) struct Search<'a> {
     /// Parts made so far; the first is none. `pending` is the one to be searched next.
     parts: Vec<Part>,
     pending: u32,
-    /// By section: its items, as they were sorted last; and room for their lows.
+    /// By section: its items left, as they were sorted last, then those placed, the last one first. Room for lows.
     order: Vec<u32>,
     lows: Vec<u64>,
     impossible: bool,
@@ -198,7 +200,8 @@ impl<'a> Search<'a> {
             sections,
             strategy,
             capacity,
-            nodes: 0,
+            decisions_made: 0,
+            looks: 0,
             low: vec![0; items],
             offsets: vec![NOWHERE; items],
             keys,
@@ -248,7 +251,7 @@ impl<'a> Search<'a> {
                     continue;
                 }
                 let late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
-                if self.nodes >= decisions || (self.nodes % LOOK == LOOK - 1 && late()) {
+                if self.decisions_made >= decisions || (self.decisions_made % LOOK == LOOK - 1 && late()) {
                     return Outcome::Unknown;
                 }
                 if self.take_option() {
@@ -266,7 +269,7 @@ impl<'a> Search<'a> {
         let option = self.options[last.next as usize];
         last.next += 1;
         let (Part { from, to, .. }, valley) = (last.part, last.valley);
-        self.nodes += 1;
+        self.decisions_made += 1;
         let taken = if option == NONE_OF_THEM { self.lift(valley) } else { self.place(option) };
         let right = taken && self.propagate();
         if right {
@@ -304,7 +307,13 @@ impl<'a> Search<'a> {
         self.changes.push(Change::Placed { item });
         for &section in sections.covers.of(item) {
             self.rest[section as usize] -= it.size;
-            self.left[section as usize] -= 1;
+            let left = &mut self.left[section as usize];
+            let from = sections.members.range(section).start;
+            let order = &mut self.order[from..from + *left as usize];
+            // Behind those left, where it is found again when it is taken back.
+            let at = order.iter().position(|&other| other == item).unwrap_or(0);
+            order[at..].rotate_left(1);
+            *left -= 1;
             self.soil(section);
         }
         for section in it.first + 1..it.first + it.width {
@@ -380,25 +389,22 @@ impl<'a> Search<'a> {
         let sections = self.sections;
         // An item whose low is above this cannot be the lowest.
         let Some(limit) = self.capacity.checked_sub(self.rest[section as usize]) else { return false };
-        self.sort(section);
-        let range = self.sections.members.range(section);
+        let from = sections.members.range(section).start;
         let left = self.left[section as usize] as usize;
-        // From the highest down: what lies at or above each must fit.
-        let (mut at, mut above) = (left, 0);
-        while at > 0 && self.lows[at - 1] > limit {
-            at -= 1;
-            above += sections.items[self.order[range.start + at] as usize].size;
-            if self.lows[at] + above > self.capacity {
-                return false;
-            }
-        }
-        if at == 0 {
-            return false;
-        }
-        let mut ground = Ground { floor: self.lows[0], end: u64::MAX, lowest: 0, left: 0, right: 0 };
-        for (&low, &item) in self.lows[..at].iter().zip(&self.order[range.clone()]) {
+        self.looks += left as u64;
+        let mut ground = Ground { floor: u64::MAX, end: u64::MAX, lowest: 0, left: 0, right: 0 };
+        let mut highest = 0;
+        for &item in &self.order[from..from + left] {
             let it = &sections.items[item as usize];
+            let low = self.low[item as usize];
+            highest = low.max(highest);
+            if low > limit {
+                continue;
+            }
             ground.end = ground.end.min(low + it.size);
+            if low < ground.floor {
+                ground = Ground { floor: low, lowest: 0, left: 0, right: 0, ..ground };
+            }
             if low == ground.floor {
                 let behind = if section < it.first { sections.count } else { 0 };
                 let left = section + behind - it.first;
@@ -407,22 +413,38 @@ impl<'a> Search<'a> {
                 ground.right = ground.right.max(it.width - left);
             }
         }
+        if ground.floor > limit {
+            return false;
+        }
         let was = self.ground[section as usize];
         self.changes.push(Change::Ground { section, was });
         self.ground[section as usize] = ground;
-        (at..left).all(|at| self.raise(self.order[range.start + at], ground.end))
+        if highest <= limit {
+            return true;
+        }
+        self.sort(from, left);
+        // From the highest down: what lies at or above each must fit.
+        let (mut at, mut above) = (left, 0);
+        while at > 0 && self.lows[at - 1] > limit {
+            at -= 1;
+            above += sections.items[self.order[from + at] as usize].size;
+            if self.lows[at] + above > self.capacity {
+                return false;
+            }
+        }
+        (from + at..from + left).all(|at| self.raise(self.order[at], ground.end))
     }
 
-    /// Brings the items of a section that are left to its front, by their lows, which go to `lows`. They were sorted
-    /// when the section was looked at last, and few have moved since.
-    fn sort(&mut self, section: u32) {
-        let order = &mut self.order[self.sections.members.range(section)];
+    /// Sorts the items left of a section, which begin at `from` of `order`, by their lows, and keeps these. They were
+    /// sorted when the section was looked at last, and few have moved since.
+    fn sort(&mut self, from: usize, left: usize) {
+        let order = &mut self.order[from..from + left];
         let lows = &mut self.lows;
         lows.clear();
-        for at in 0..order.len() {
+        self.looks += left as u64;
+        for at in 0..left {
             let item = order[at];
-            let placed = self.offsets[item as usize] != NOWHERE;
-            let low = if placed { NOWHERE } else { self.low[item as usize] };
+            let low = self.low[item as usize];
             lows.push(low);
             let mut to = at;
             while to > 0 && lows[to - 1] > low {
