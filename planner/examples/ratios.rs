@@ -21,13 +21,16 @@ fn main() -> ExitCode {
                 planner = Planner::new().effort(Effort::Endless).time_limit(Some(Duration::from_secs(60)));
             }
             "--within" => within = true,
+            _ if path.starts_with("--seed=") => {
+                planner = planner.seed(path["--seed=".len()..].parse().unwrap_or(0))
+            }
             _ if path.starts_with("random:") => {
                 let count = path["random:".len()..].parse().unwrap_or(1000);
                 let problem = random(count);
                 show(
                     &Input::Buffers(Buffers { name: path, problem, ..Buffers::default() }),
                     0,
-                    planner,
+                    &planner,
                     within,
                 );
             }
@@ -35,7 +38,7 @@ fn main() -> ExitCode {
                 for min in [32768, 4096] {
                     match read_any(&path, min) {
                         Ok(input) => {
-                            show(&input, min, planner, within);
+                            show(&input, min, &planner, within);
                             if matches!(input, Input::Buffers(_)) {
                                 break;
                             }
@@ -52,7 +55,7 @@ fn main() -> ExitCode {
     code
 }
 
-fn show(input: &Input, min: u64, planner: Planner, within: bool) {
+fn show(input: &Input, min: u64, planner: &Planner, within: bool) {
     let problem = input.problem();
     let counts = match input {
         Input::Trace { steps, .. } => Counts::of_steps(steps),

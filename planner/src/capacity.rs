@@ -8,7 +8,6 @@
 //! several.
 
 use std::thread;
-use std::time::Instant;
 
 use crate::dice::Dice;
 use crate::search::{self, Failures, Outcome, Search, Strategy};
@@ -76,14 +75,14 @@ impl<'a> Attempt<'a> {
     }
 
     /// Makes one turn on so many threads; returns what it came to and how many looks it took.
-    pub fn turn(&mut self, threads: usize, deadline: Option<Instant>) -> (Outcome, u64) {
+    pub fn turn(&mut self, threads: usize, over: &(dyn Fn() -> bool + Sync)) -> (Outcome, u64) {
         self.turn += 1;
         let limit = SLICE * self.sections.items.len() as u64 * luby(self.turn);
         let (sections, keys, capacity, first) = (self.sections, &self.keys, self.capacity, self.turn == 1);
         let run = |kind: &mut Kind| {
             let strategy = kind.strategy(sections, first);
             let mut search = Search::new(sections, &strategy, keys, capacity);
-            kind.outcome = search.run(limit, deadline, &mut kind.failures);
+            kind.outcome = search.run(limit, over, &mut kind.failures);
             kind.looks = search.looks;
             if kind.outcome == Outcome::Found {
                 kind.offsets.clear();
@@ -101,9 +100,12 @@ impl<'a> Attempt<'a> {
                     }
                 });
             }
-            looks += group.iter().map(|kind| kind.looks).sum::<u64>();
-            if let Some(kind) = group.iter().find(|kind| kind.outcome != Outcome::Unknown) {
-                return (kind.outcome, looks);
+            // As if one had run after the other.
+            for kind in group {
+                looks += kind.looks;
+                if kind.outcome != Outcome::Unknown {
+                    return (kind.outcome, looks);
+                }
             }
         }
         (Outcome::Unknown, looks)

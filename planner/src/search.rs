@@ -17,8 +17,6 @@
 //! The canonical form of plans and the falling apart are google/minimalloc's (Moffitt, ASPLOS 2023, sections 4 and 5);
 //! that valleys are chosen where sections failed most is Boussemart et al. 2004.
 
-use std::time::Instant;
-
 use crate::sections::Sections;
 use crate::timeline::align_up;
 
@@ -32,7 +30,7 @@ const ROOT: u32 = u32::MAX;
 const GROWTH: f64 = 1.002;
 /// Weights are brought down when the growth is beyond this.
 const HEAVY: f64 = 1e100;
-/// Decisions between two looks at the clock: well under a millisecond, mostly.
+/// Decisions between two questions to `over`: well under a millisecond, mostly.
 const LOOK: u64 = 64;
 
 /// What became of a search.
@@ -232,8 +230,8 @@ impl<'a> Search<'a> {
         &self.offsets
     }
 
-    /// Searches until so many decisions were made or the time is over.
-    pub fn run(&mut self, decisions: u64, deadline: Option<Instant>, failures: &mut Failures) -> Outcome {
+    /// Searches until so many decisions were made, or `over` says so.
+    pub fn run(&mut self, decisions: u64, over: &dyn Fn() -> bool, failures: &mut Failures) -> Outcome {
         while self.pending != 0 && !self.impossible {
             // The decision of which an option is to be taken: the part's own, or the one that made a hopeless part.
             let mut decision = self.decide(failures);
@@ -250,8 +248,7 @@ impl<'a> Search<'a> {
                     decision = part.parent;
                     continue;
                 }
-                let late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
-                if self.decisions_made >= decisions || (self.decisions_made % LOOK == LOOK - 1 && late()) {
+                if self.decisions_made >= decisions || (self.decisions_made % LOOK == LOOK - 1 && over()) {
                     return Outcome::Unknown;
                 }
                 if self.take_option() {
@@ -610,5 +607,112 @@ impl<'a> Search<'a> {
             let section = self.wrap(section);
             self.left[section] == 0 || self.ground[section].end > floor
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use crate::plan::Proof;
+    use crate::planner::{Effort, Planner, Within};
+    use crate::problem::{Block, Problem};
+    use crate::verify::verify;
+
+    /// The least height, by putting the blocks down in every order, each as low as those before it allow. Some order is
+    /// that of a lowest plan's offsets, and then nothing lies higher than there.
+    fn least(problem: &Problem) -> u64 {
+        fn go(problem: &Problem, placed: &mut Vec<(usize, u64)>, height: u64, best: &mut u64) {
+            if height >= *best {
+                return;
+            }
+            if placed.len() == problem.blocks.len() {
+                *best = height;
+                return;
+            }
+            for index in 0..problem.blocks.len() {
+                if placed.iter().any(|&(other, _)| other == index) {
+                    continue;
+                }
+                let block = &problem.blocks[index];
+                let under = placed.iter().filter(|&&(other, _)| meet(problem, index, other));
+                let top =
+                    under.map(|&(other, offset)| offset + problem.blocks[other].size).max().unwrap_or(0);
+                let offset = top.next_multiple_of(block.align);
+                placed.push((index, offset));
+                go(problem, placed, height.max(offset + block.size), best);
+                placed.pop();
+            }
+        }
+        let mut best = u64::MAX;
+        go(problem, &mut Vec::new(), 0, &mut best);
+        best
+    }
+
+    /// Whether two blocks are alive at one event, event by event.
+    fn meet(problem: &Problem, a: usize, b: usize) -> bool {
+        let alive = |index: usize, event: u64| {
+            let block = &problem.blocks[index];
+            let again = problem.period.map_or(event, |period| event + period);
+            (block.lower..block.upper).contains(&event) || (block.lower..block.upper).contains(&again)
+        };
+        (0..problem.period.unwrap_or(40)).any(|event| alive(a, event) && alive(b, event))
+    }
+
+    fn problems() -> impl Strategy<Value = Problem> {
+        let size = prop_oneof![1u64..9, 1u64..100, Just(64u64)];
+        let align = prop_oneof![4 => Just(0u32), 1 => 1u32..7];
+        let block = (0u64..12, 1u64..12, size, align);
+        (prop::collection::vec(block, 1..8), any::<bool>()).prop_map(|(rows, periodic)| {
+            let block = |(id, (lower, length, size, log)): (usize, (u64, u64, u64, u32))| Block {
+                id: id as u64,
+                lower,
+                upper: lower + length,
+                size,
+                align: 1 << log,
+            };
+            Problem::new(rows.into_iter().enumerate().map(block).collect())
+                .with_period(periodic.then_some(12))
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn small_problems_are_planned_to_their_optimum_and_it_is_proven(problem in problems()) {
+            let least = least(&problem);
+            let plan = Planner::new().effort(Effort::Thorough).plan(&problem).expect("a sound problem");
+            prop_assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
+            prop_assert_eq!(plan.height, least);
+            prop_assert!(plan.optimal());
+            let bound = problem.lower_bound().bytes;
+            prop_assert_eq!(plan.proof, Some(if least == bound { Proof::LoadBound } else { Proof::Search }));
+        }
+
+        #[test]
+        fn a_capacity_is_enough_or_proven_not_to_be(problem in problems(), part in 50u64..150) {
+            let least = least(&problem);
+            let capacity = least * part / 100;
+            match Planner::new().plan_within(&problem, capacity).expect("a sound problem") {
+                Within::Found(plan) => {
+                    prop_assert!(least <= capacity);
+                    prop_assert_eq!(verify(&problem, &plan.offsets, capacity), Ok(()));
+                }
+                Within::Impossible(plan) => {
+                    prop_assert!(least > capacity);
+                    prop_assert!(plan.lower_bound > capacity && plan.lower_bound <= least);
+                    prop_assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
+                }
+                Within::Unknown(_) => prop_assert!(false, "seven blocks were not decided"),
+            }
+        }
+
+        #[test]
+        fn more_threads_give_the_same_plan(problem in problems(), seed in 0u64..4) {
+            let planner = Planner::new().seed(seed);
+            let alone = planner.plan(&problem).expect("a sound problem");
+            prop_assert_eq!(planner.threads(3).plan(&problem).expect("a sound problem"), alone);
+        }
     }
 }

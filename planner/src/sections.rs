@@ -11,8 +11,8 @@ use crate::timeline::Timeline;
 
 /// Pairs of a section and a member that are worth a search: above, a step of it takes too long to get anywhere.
 const MOST_MEMBERS: usize = 1 << 21;
-/// Pairs of blocks that meet; 64 MiB.
-const MOST_MEETINGS: usize = 1 << 24;
+/// Pairs of blocks that meet; 16 MiB.
+const MOST_MEETINGS: usize = 1 << 22;
 
 /// Lists of indices, one behind the other.
 #[derive(Debug, Default)]
