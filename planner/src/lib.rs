@@ -47,10 +47,13 @@
 #![forbid(unsafe_code)]
 
 pub mod bound;
+mod calendar;
+mod carry;
 pub mod constraints;
 pub mod csv;
 mod fit;
 mod forest;
+mod gaps;
 mod improve;
 pub mod lifetime;
 mod lines;
@@ -60,6 +63,8 @@ pub mod plan;
 pub mod planner;
 pub mod problem;
 pub mod read;
+pub mod replan;
+pub mod rotation;
 mod skyline;
 pub mod steps;
 mod timeline;
@@ -77,6 +82,8 @@ pub use plan::{Plan, Proof};
 pub use planner::{Effort, Planner};
 pub use problem::{Block, Problem, ProblemError};
 pub use read::{Input, read_any};
+pub use replan::{Change, ReplanError, Replanned, Replanner, replan};
+pub use rotation::{Rotation, RotationError, rotate, verify_rotation};
 pub use steps::{Event, Key, StepProblem, Steps};
 pub use trace::Trace;
 pub use verify::{Violation, verify};
