@@ -102,6 +102,14 @@ impl Placed {
     }
 }
 
+/// What became of putting some blocks again.
+enum Again {
+    Lower,
+    Higher,
+    /// The first one does not go lower even with the others out of its way: what nobody may move holds it up.
+    Hopeless,
+}
+
 /// A plan that follows the changes of its problem.
 #[derive(Debug)]
 pub struct Replanner {
@@ -336,12 +344,16 @@ impl Replanner {
             }
             left -= group.len();
             group.sort_by_key(|(slot, other)| Reverse((*slot == highest, orders[tried](other))));
-            if self.again(&group, floor, height) { tried = 0 } else { tried += 1 }
+            match self.again(&group, floor, height) {
+                Again::Lower => tried = 0,
+                Again::Higher => tried += 1,
+                Again::Hopeless => return,
+            }
         }
     }
 
     /// Puts blocks again in this order, all of them to end below `limit`; or leaves them where they were.
-    fn again(&mut self, group: &[(usize, Block)], ceiling: u64, limit: u64) -> bool {
+    fn again(&mut self, group: &[(usize, Block)], ceiling: u64, limit: u64) -> Again {
         let old: Vec<Option<Placed>> = group.iter().map(|&(slot, _)| self.slots[slot].take()).collect();
         for placed in old.iter().flatten() {
             self.lift(placed);
@@ -359,12 +371,12 @@ impl Replanner {
                 for (&(slot, block), placed) in group.iter().zip(&old) {
                     self.put(slot, block, placed.map_or(0, |placed| placed.offset));
                 }
-                return false;
+                return if done == 0 { Again::Hopeless } else { Again::Higher };
             }
             ceiling = ceiling.max(end);
             self.put(slot, block, offset);
         }
-        true
+        Again::Lower
     }
 
     /// The offset in the smallest gap below `ceiling`, the lowest of those; without one the lowest offset at all.
