@@ -2,14 +2,15 @@
 //! `cargo run --release -p stepalloc-planner --example replan -- [--quick] [--blocks 100000] [--rounds 9]`.
 //!
 //! Per kind of problem: the time of planning the changed problem from scratch, of making a replanner, of the median
-//! `apply`, and of `replan`; heights over the lower bound before, replanned and from scratch; how many blocks that
+//! `apply`, and of `replan`; heights over the lower bound before, the least in which nobody
+//! else moves, replanned and from scratch; how many blocks that
 //! nobody named lie elsewhere. "near": a tenth more or less of the size, or some events of the lifetime; "anew": other
 //! blocks elsewhere. Times are wall milliseconds of one thread. Every plan is verified.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use stepalloc_planner::{Block, Change, Planner, Problem, Replanner, replan, verify};
+use stepalloc_planner::{Block, Change, Planner, Problem, ReplanError, Replanner, replan, verify};
 
 /// Blocks changed of so many.
 const CHANGED_OF: usize = 100;
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
         }
     }
     println!(
-        "{:<15} {:>7} {:>9} {:>9} {:>9} {:>9} {:>7} {:>9} {:>9} {:>9} {:>6}",
+        "{:<15} {:>7} {:>9} {:>9} {:>9} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9} {:>6}",
         "kind",
         "load/blk",
         "scratch",
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         "replan",
         "apply%",
         "before",
+        "least",
         "replanned",
         "scratch",
         "moved"
@@ -70,7 +72,7 @@ fn measure(
     let problem = kind.problem(count, &mut dice);
     let plan = planner.plan(&problem)?;
     let (mut index, mut apply, mut carry) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut scratch_time, mut ratios, mut moved) = (0.0, (0.0, 0.0), 0);
+    let (mut scratch_time, mut ratios, mut least, mut moved) = (0.0, (0.0, 0.0), 0.0, 0);
     for round in 0..rounds {
         let changes = kind.changes(&problem, anew, &mut dice);
         let (time, replanner) = timed(|| Replanner::new(&problem, &plan.offsets));
@@ -97,11 +99,13 @@ fn measure(
             let (time, scratch) = timed(|| planner.plan(&changed));
             scratch_time = time;
             ratios = (after.ratio(), scratch?.ratio());
+            least = unmoved(&problem, &plan.offsets, &changes)?.max(after.lower_bound) as f64
+                / after.lower_bound as f64;
         }
     }
     let apply = median(apply);
     Ok(format!(
-        "{:<15} {:>7} {:>9.1} {:>9.2} {:>9.3} {:>9.2} {:>7.3} {:>9.5} {:>9.5} {:>9.5} {:>6}",
+        "{:<15} {:>7} {:>9.1} {:>9.2} {:>9.3} {:>9.2} {:>7.3} {:>9.5} {:>9.5} {:>9.5} {:>9.5} {:>6}",
         format!("{kind:?} {}", if anew { "anew" } else { "near" }),
         problem.load().max * problem.blocks.len() as u64
             / problem.blocks.iter().map(|block| block.size).sum::<u64>(),
@@ -111,10 +115,31 @@ fn measure(
         median(carry),
         100.0 * apply / scratch_time,
         plan.ratio(),
+        least,
         ratios.0,
         ratios.1,
         moved
     ))
+}
+
+/// The height that the blocks nobody named and each of the others alone among them take: no plan in which the former
+/// stay is lower.
+fn unmoved(problem: &Problem, offsets: &[u64], changes: &[Change]) -> Result<u64, ReplanError> {
+    let mut replanner = Replanner::new(problem, offsets)?;
+    let slot = |change: &Change| {
+        if let Change::Replace(slot, _) = change { Some(Change::Remove(*slot)) } else { None }
+    };
+    let gone: Vec<Change> = changes.iter().filter_map(slot).collect();
+    let mut least = replanner.apply(&gone)?.height;
+    for change in changes {
+        if let Change::Replace(_, block) = change {
+            let alone = replanner.apply(&[Change::Add(*block)])?;
+            least = least.max(alone.height);
+            let gone: Vec<Change> = alone.placed.iter().map(|&(slot, _)| Change::Remove(slot)).collect();
+            replanner.apply(&gone)?;
+        }
+    }
+    Ok(least)
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -21,6 +21,8 @@
 //! - [`Planner`] fills skylines in several orders, tries first and best fit, and goes on from the best skyline with
 //!   changed orders until it meets the bound or has done its work. The same problem gives the same plan, everywhere.
 //! - [`Plan`] carries its height, the bound, and the proof where the two meet.
+//! - [`Replanner`] follows changes of a planned problem in proportion to them and moves nothing else; [`replan()`] finds
+//!   the changes itself. [`rotate`] plans several periods as one where the circular load is not attainable in one.
 //! - [`verify()`] trusts none of the above and checks a plan against the rules alone.
 //!
 //! ```

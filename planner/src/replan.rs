@@ -25,7 +25,7 @@ pub use crate::carry::replan;
 /// The most bytes of height and blocks together, so that the bounds kept by the calendar's levels cannot overflow.
 const MAX_BYTES: u64 = u64::MAX >> 5;
 
-/// Placements of the repair, in multiples of the blocks that changed. What more of them bring is below 0.1 %.
+/// Placements of the repair, in multiples of the blocks that changed: it takes about as long as the change itself.
 const REPAIRS: usize = 2;
 
 /// What is to change.
