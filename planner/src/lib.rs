@@ -21,6 +21,8 @@
 //! - [`Planner`] fills skylines in several orders, tries first and best fit, and goes on from the best skyline with
 //!   changed orders until it meets the bound or has done its work. The same problem gives the same plan, everywhere.
 //! - [`Plan`] carries its height, the bound, and the proof where the two meet.
+//! - [`Replanner`] follows changes of a planned problem in proportion to them and moves nothing else; [`replan()`] finds
+//!   the changes itself. [`rotate`] plans several periods as one where the circular load is not attainable in one.
 //! - [`verify()`] trusts none of the above and checks a plan against the rules alone.
 //!
 //! ```
@@ -47,12 +49,15 @@
 #![forbid(unsafe_code)]
 
 pub mod bound;
+mod calendar;
 mod capacity;
+mod carry;
 pub mod constraints;
 pub mod csv;
 mod dice;
 mod fit;
 mod forest;
+mod gaps;
 mod improve;
 pub mod lifetime;
 mod limits;
@@ -63,6 +68,8 @@ pub mod plan;
 pub mod planner;
 pub mod problem;
 pub mod read;
+pub mod replan;
+pub mod rotation;
 mod search;
 mod sections;
 mod skyline;
@@ -83,6 +90,8 @@ pub use plan::{Plan, Proof};
 pub use planner::{Effort, Planner, Within};
 pub use problem::{Block, Problem, ProblemError};
 pub use read::{Input, read_any};
+pub use replan::{Change, ReplanError, Replanned, Replanner, replan};
+pub use rotation::{Rotation, RotationError, rotate, verify_rotation};
 pub use steps::{Event, Key, StepProblem, Steps};
 pub use trace::Trace;
 pub use verify::{Violation, verify};

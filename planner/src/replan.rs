@@ -1,0 +1,460 @@
+//! Planning again after a change, in proportion to the change: what did not change stays where it is.
+//!
+//! A [`Replanner`] is made once from a plan and keeps an index of it by time. Each [`Replanner::apply`] takes changed
+//! blocks out, puts the new ones into gaps, and tries again with the changed blocks round the highest one where the
+//! height had to rise. A block nobody named never moves, so the height can only follow the load as far as the gaps
+//! allow: the answer says how far it is above the bound, and [`Planner::plan`](crate::Planner::plan) on
+//! [`Replanner::snapshot`] is the way to a better one. [`replan()`] finds the changes between two problems itself.
+//!
+//! Words: a *slot* names a block for good, through all changes; the blocks of the first problem have their indices as
+//! slots. A block that has no bytes or never lives is *idle*: it conflicts with nothing.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use crate::calendar::{Calendar, Span, Stay};
+use crate::plan::{Plan, Proof};
+use crate::problem::{Block, MAX_BLOCKS, Problem, ProblemError};
+use crate::timeline::align_up;
+use crate::verify::{Violation, verify};
+
+pub use crate::carry::replan;
+
+/// The most bytes of height and blocks together, so that the bounds kept by the calendar's levels cannot overflow.
+const MAX_BYTES: u64 = u64::MAX >> 5;
+
+/// Placements of the repair, in multiples of the blocks that changed: it takes about as long as the change itself.
+const REPAIRS: usize = 2;
+
+/// What is to change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Change {
+    /// A new block, in a new slot.
+    Add(Block),
+    /// The slot's block is gone.
+    Remove(usize),
+    /// The slot's block has another lifetime, size or alignment.
+    Replace(usize, Block),
+}
+
+/// What came of some changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replanned {
+    /// Slot and offset in bytes of each block that was added or replaced, in the order of the changes. No other moved.
+    pub placed: Vec<(usize, u64)>,
+    /// Bytes of the arena now.
+    pub height: u64,
+    /// Bytes no plan of the problem as it is now can do without; [`Problem::lower_bound`] may know a little more.
+    pub lower_bound: u64,
+}
+
+impl Replanned {
+    /// Height over lower bound, at least 1: whether planning from scratch may be worth while.
+    pub fn ratio(&self) -> f64 {
+        if self.lower_bound == 0 { 1.0 } else { self.height as f64 / self.lower_bound as f64 }
+    }
+}
+
+/// Why there is no new plan; nothing was changed then.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ReplanError {
+    /// The problem cannot be planned, or the changes would make it so.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// The old plan is not valid.
+    #[error("the old plan cannot be built upon: {0}")]
+    Plan(#[from] Violation),
+    /// The problem has constraints.
+    #[error("problems with constraints cannot be replanned yet; plan them from scratch")]
+    Constraints,
+    /// A slot that never was, or whose block is gone.
+    #[error(
+        "no block is in slot {slot}; slots are indices of the first problem or were given by an addition"
+    )]
+    NoBlock {
+        /// The slot.
+        slot: usize,
+    },
+    /// Two changes of one block.
+    #[error("slot {slot} is changed twice at once; give the changes one after the other or only the last")]
+    Twice {
+        /// The slot.
+        slot: usize,
+    },
+    /// Height and sizes beyond what the index can count.
+    #[error("the arena and its blocks take 2^59 bytes or more together; check the sizes and offsets")]
+    TooLarge,
+}
+
+/// A block in its place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Placed {
+    pub block: Block,
+    pub offset: u64,
+}
+
+impl Placed {
+    fn end(&self) -> u64 {
+        self.offset + self.block.size
+    }
+}
+
+/// What became of putting some blocks again.
+enum Again {
+    Lower,
+    Higher,
+    /// The first one does not go lower even with the others out of its way: what nobody may move holds it up.
+    Hopeless,
+}
+
+/// A plan that follows the changes of its problem.
+#[derive(Debug)]
+pub struct Replanner {
+    period: Option<u64>,
+    slots: Vec<Option<Placed>>,
+    calendar: Calendar,
+    /// Ends of the idle blocks, and how many end there.
+    idle: BTreeMap<u64, usize>,
+    /// Size and alignment of all blocks.
+    bytes: u64,
+    /// The alignment at which the load is counted: see [`crate::bound`].
+    unit: u64,
+    /// Blocks placed since the calendar was made.
+    aged: usize,
+}
+
+impl Replanner {
+    /// An index of a plan: `offsets` in bytes, one for each block of the problem.
+    ///
+    /// O(n log n), about as long as verifying the plan, which it does, too.
+    ///
+    /// # Errors
+    /// [`ReplanError::Problem`] or [`ReplanError::Plan`] where either is not valid, [`ReplanError::Constraints`],
+    /// [`ReplanError::TooLarge`].
+    pub fn new(problem: &Problem, offsets: &[u64]) -> Result<Replanner, ReplanError> {
+        if !problem.constraints.is_empty() {
+            return Err(ReplanError::Constraints);
+        }
+        problem.check()?;
+        verify(problem, offsets, u64::MAX)?;
+        let placed = |(&block, &offset)| Some(Placed { block, offset });
+        let slots = problem.blocks.iter().zip(offsets).map(placed).collect();
+        Replanner::of(slots, problem.period, problem.lower_bound().align)
+    }
+
+    /// An index of blocks that are known to lie well.
+    pub(crate) fn of(
+        slots: Vec<Option<Placed>>,
+        period: Option<u64>,
+        unit: u64,
+    ) -> Result<Replanner, ReplanError> {
+        let mut replanner = Replanner {
+            period,
+            slots,
+            calendar: Calendar::new(Vec::new(), u64::MAX),
+            idle: BTreeMap::new(),
+            bytes: 0,
+            unit,
+            aged: 0,
+        };
+        let (mut height, mut bytes) = (0, 0u64);
+        for placed in replanner.slots.iter().flatten() {
+            bytes = bytes.saturating_add(room(&placed.block));
+            height = placed.end().max(height);
+            if idle(&placed.block) {
+                *replanner.idle.entry(placed.end()).or_default() += 1;
+            }
+        }
+        if bytes.saturating_add(height) > MAX_BYTES {
+            return Err(ReplanError::TooLarge);
+        }
+        replanner.bytes = bytes;
+        replanner.index();
+        Ok(replanner)
+    }
+
+    /// Makes the calendar anew, its leaves cut to the lifetimes as they are now.
+    fn index(&mut self) {
+        let placed = self.slots.iter().flatten().filter(|placed| !idle(&placed.block));
+        let stays = placed.map(|placed| self.stay(placed)).collect();
+        self.calendar = Calendar::new(stays, self.period.unwrap_or(u64::MAX));
+        self.calendar.peak();
+        self.aged = 0;
+    }
+
+    /// Bytes of the arena: the largest offset + size.
+    pub fn height(&self) -> u64 {
+        let idle = self.idle.last_key_value().map_or(0, |(&end, _)| end);
+        self.calendar.top().max(idle)
+    }
+
+    /// The block in a slot.
+    pub fn block(&self, slot: usize) -> Option<&Block> {
+        self.slots.get(slot)?.as_ref().map(|placed| &placed.block)
+    }
+
+    /// Where the block in a slot begins, in bytes.
+    pub fn offset(&self, slot: usize) -> Option<u64> {
+        self.slots.get(slot)?.as_ref().map(|placed| placed.offset)
+    }
+
+    /// The problem as it is now and its plan: the blocks by slot, those that are gone left out. Linear, and looks for
+    /// the lower bound anew.
+    pub fn snapshot(&self) -> (Problem, Plan) {
+        let blocks = self.slots.iter().flatten().map(|placed| placed.block).collect();
+        let problem = Problem::new(blocks).with_period(self.period);
+        let (height, lower_bound) = (self.height(), problem.lower_bound().bytes);
+        let plan = Plan {
+            offsets: self.slots.iter().flatten().map(|placed| placed.offset).collect(),
+            height,
+            lower_bound,
+            proof: (height == lower_bound).then_some(Proof::LoadBound),
+            algorithm: String::from("replanned by best fit"),
+        };
+        (problem, plan)
+    }
+
+    /// Changes blocks, all at once.
+    ///
+    /// Work is in proportion to the changes, but for a new index when as many blocks were placed as there are.
+    ///
+    /// # Errors
+    /// As [`Replanner::new`], and [`ReplanError::NoBlock`] and [`ReplanError::Twice`]. Nothing is changed then.
+    pub fn apply(&mut self, changes: &[Change]) -> Result<Replanned, ReplanError> {
+        let bytes = self.check(changes)?;
+        for &change in changes {
+            if let Change::Remove(slot) | Change::Replace(slot, _) = change
+                && let Some(old) = self.slots[slot].take()
+            {
+                self.lift(&old);
+            }
+        }
+        self.bytes = bytes;
+        let mut new = Vec::with_capacity(changes.len());
+        for &change in changes {
+            let (slot, block) = match change {
+                Change::Remove(_) => continue,
+                Change::Replace(slot, block) => (slot, block),
+                Change::Add(block) => {
+                    self.slots.push(None);
+                    (self.slots.len() - 1, block)
+                }
+            };
+            new.push((slot, block));
+        }
+        self.place(&new);
+        self.aged += new.len();
+        if self.aged > self.slots.len() {
+            self.index();
+        }
+        let placed = new.iter().map(|&(slot, _)| (slot, self.slots[slot].map_or(0, |placed| placed.offset)));
+        Ok(Replanned { placed: placed.collect(), height: self.height(), lower_bound: self.lower_bound() })
+    }
+
+    /// Whether all changes can be made; the bytes of all blocks afterwards.
+    fn check(&self, changes: &[Change]) -> Result<u64, ReplanError> {
+        let (mut blocks, mut named) = (Vec::new(), Vec::new());
+        let mut bytes = self.bytes;
+        for change in changes {
+            if let Change::Remove(slot) | Change::Replace(slot, _) = *change {
+                let placed = self.slots.get(slot).copied().flatten().ok_or(ReplanError::NoBlock { slot })?;
+                bytes -= room(&placed.block);
+                named.push(slot);
+            }
+            if let Change::Add(block) | Change::Replace(_, block) = *change {
+                blocks.push(block);
+            }
+        }
+        named.sort_unstable();
+        if let Some(pair) = named.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(ReplanError::Twice { slot: pair[0] });
+        }
+        let count = self.slots.len() + blocks.len();
+        if count > MAX_BLOCKS {
+            return Err(ProblemError::TooManyBlocks { count }.into());
+        }
+        let new = Problem::new(blocks).with_period(self.period);
+        new.check()?;
+        let added = new.blocks.iter().map(room).sum::<u64>();
+        // No block is put more than its room above the height, and repairs only lower it.
+        let after = bytes.saturating_add(added);
+        if after.saturating_add(self.height()).saturating_add(added) > MAX_BYTES {
+            return Err(ReplanError::TooLarge);
+        }
+        Ok(after)
+    }
+
+    /// Bytes no plan can do without.
+    fn lower_bound(&mut self) -> u64 {
+        // The topmost block is not rounded.
+        self.calendar.peak().saturating_sub(self.unit - 1)
+    }
+
+    /// Puts new blocks into their empty slots.
+    fn place(&mut self, new: &[(usize, Block)]) {
+        let floor = self.height();
+        let mut order: Vec<(usize, Block)> = Vec::with_capacity(new.len());
+        for &(slot, block) in new {
+            if idle(&block) {
+                self.put(slot, block, 0);
+            } else {
+                order.push((slot, block));
+            }
+        }
+        // The largest first: what is put first finds the most gaps, and the small ones fit anywhere.
+        order.sort_by_key(|(_, block)| Reverse((block.size, block.length())));
+        let mut ceiling = floor;
+        for &(slot, block) in &order {
+            let offset = self.best(&block, ceiling);
+            ceiling = ceiling.max(offset + block.size);
+            self.put(slot, block, offset);
+        }
+        if ceiling > floor {
+            let floor = floor.max(self.lower_bound());
+            self.repair(&order, floor);
+        }
+    }
+
+    /// Lowers the highest of the new blocks as long as that succeeds, down to `floor`.
+    ///
+    /// All new blocks that meet it are lifted, and put again after it, in several orders.
+    fn repair(&mut self, new: &[(usize, Block)], floor: u64) {
+        let mut left = REPAIRS * new.len();
+        let orders: [fn(&Block) -> u128; 3] = [
+            |block| u128::from(block.size),
+            |block| u128::from(block.size) * u128::from(block.length()),
+            |block| u128::from(block.length()),
+        ];
+        let mut tried = 0;
+        while tried < orders.len() {
+            let end = |&&(slot, _): &&(usize, Block)| self.slots[slot].map_or(0, |placed| placed.end());
+            let Some(&(highest, block)) = new.iter().max_by_key(end) else { return };
+            let height = end(&&(highest, block));
+            if height <= floor {
+                return;
+            }
+            let meets = |other: &Block| meet(self.spans(&block), self.spans(other));
+            let mut group: Vec<(usize, Block)> =
+                new.iter().filter(|(_, other)| meets(other)).copied().collect();
+            if group.len() > left {
+                return;
+            }
+            left -= group.len();
+            group.sort_by_key(|(slot, other)| Reverse((*slot == highest, orders[tried](other))));
+            match self.again(&group, floor, height) {
+                Again::Lower => tried = 0,
+                Again::Higher => tried += 1,
+                Again::Hopeless => return,
+            }
+        }
+    }
+
+    /// Puts blocks again in this order, all of them to end below `limit`; or leaves them where they were.
+    fn again(&mut self, group: &[(usize, Block)], ceiling: u64, limit: u64) -> Again {
+        let old: Vec<Option<Placed>> = group.iter().map(|&(slot, _)| self.slots[slot].take()).collect();
+        for placed in old.iter().flatten() {
+            self.lift(placed);
+        }
+        let mut ceiling = ceiling;
+        for (done, &(slot, block)) in group.iter().enumerate() {
+            let offset = self.best(&block, ceiling);
+            let end = offset + block.size;
+            if end >= limit {
+                for &(slot, _) in &group[..done] {
+                    if let Some(placed) = self.slots[slot].take() {
+                        self.lift(&placed);
+                    }
+                }
+                for (&(slot, block), placed) in group.iter().zip(&old) {
+                    self.put(slot, block, placed.map_or(0, |placed| placed.offset));
+                }
+                return if done == 0 { Again::Hopeless } else { Again::Higher };
+            }
+            ceiling = ceiling.max(end);
+            self.put(slot, block, offset);
+        }
+        Again::Lower
+    }
+
+    /// The offset in the smallest gap below `ceiling`, the lowest of those; without one the lowest offset at all.
+    fn best(&mut self, block: &Block, ceiling: u64) -> u64 {
+        // Offsets: the lowest of all, and the best that stays below with what it leaves of its gap.
+        let mut lowest = None;
+        let mut best: Option<(u64, u64)> = None;
+        let spans = self.spans(block);
+        for &(from, to) in self.calendar.gaps(spans, block.size) {
+            let offset = align_up(from, block.align);
+            let end = offset + block.size;
+            if end > to {
+                continue;
+            }
+            lowest = lowest.or(Some(offset));
+            if end > ceiling {
+                break;
+            }
+            let left = to.min(ceiling) - from - block.size;
+            if best.is_none_or(|(least, _)| left < least) {
+                best = Some((left, offset));
+            }
+        }
+        // The last gap has no end, so there is always a lowest offset.
+        best.map(|(_, offset)| offset).or(lowest).unwrap_or(0)
+    }
+
+    fn put(&mut self, slot: usize, block: Block, offset: u64) {
+        let placed = Placed { block, offset };
+        self.slots[slot] = Some(placed);
+        if idle(&block) {
+            *self.idle.entry(placed.end()).or_default() += 1;
+        } else {
+            let stay = self.stay(&placed);
+            self.calendar.add(&stay);
+        }
+    }
+
+    fn lift(&mut self, placed: &Placed) {
+        if !idle(&placed.block) {
+            let stay = self.stay(placed);
+            self.calendar.remove(&stay);
+        } else if let Some(count) = self.idle.get_mut(&placed.end()) {
+            *count -= 1;
+            if *count == 0 {
+                self.idle.remove(&placed.end());
+            }
+        }
+    }
+
+    fn stay(&self, placed: &Placed) -> Stay {
+        let Block { size, align, .. } = placed.block;
+        let weight = if align >= self.unit { size.next_multiple_of(self.unit) } else { 0 };
+        Stay { bytes: (placed.offset, placed.end()), spans: self.spans(&placed.block), weight }
+    }
+
+    /// The lifetime in pieces that do not wrap.
+    fn spans(&self, block: &Block) -> [Option<Span>; 2] {
+        match self.period {
+            Some(period) if block.upper > period => {
+                [Some((block.lower, period)), Some((0, block.upper - period))]
+            }
+            _ => [Some((block.lower, block.upper)), None],
+        }
+    }
+}
+
+/// Whether a block conflicts with nothing.
+fn idle(block: &Block) -> bool {
+    block.size == 0 || block.length() == 0
+}
+
+/// Size and what alignment may cost, in bytes; sums of it stay below 2^64 by [`Problem::check`].
+fn room(block: &Block) -> u64 {
+    block.size + (block.align - 1)
+}
+
+fn meet(one: [Option<Span>; 2], other: [Option<Span>; 2]) -> bool {
+    let other = || other.into_iter().flatten();
+    one.into_iter().flatten().any(|(from, to)| other().any(|(lower, upper)| from < upper && lower < to))
+}
