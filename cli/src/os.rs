@@ -10,7 +10,7 @@
 use std::ffi::c_int;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};
 
 /// The child that signals are sent on to; 0: none.
 static CHILD: AtomicI32 = AtomicI32::new(0);
@@ -64,6 +64,27 @@ fn handle(signal: c_int, handler: Handler) {
         libc::sigemptyset(&mut new.sa_mask);
         libc::sigaction(signal, &new, std::ptr::null_mut());
     }
+}
+
+/// Whether Ctrl-C was pressed since [`notice_interrupt`].
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Notes it; the next one ends the process as ever.
+extern "C" fn note(signal: c_int) {
+    INTERRUPTED.store(true, SeqCst);
+    // SAFETY: signal is async-signal-safe, and SIG_DFL a disposition of every signal.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+/// From now on the first Ctrl-C is only noted. Where it was ignored, it still is.
+pub fn notice_interrupt() {
+    INTERRUPTED.store(false, SeqCst);
+    handle(libc::SIGINT, Handler::Plain(note));
+}
+
+/// Whether Ctrl-C was pressed.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(SeqCst)
 }
 
 /// How signals are treated while a child runs.

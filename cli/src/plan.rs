@@ -18,6 +18,10 @@ use crate::os::{self, Usage};
 use crate::output::{self, Output, OutputError};
 use crate::size;
 
+mod waiting;
+
+use waiting::Waiting;
+
 /// `--capacity` was given and no plan within it was found.
 const OVER_CAPACITY: u8 = 3;
 /// A plan broke a rule: EX_SOFTWARE of sysexits.h.
@@ -27,27 +31,38 @@ const MIN_BYTES: u64 = 32 << 10;
 
 /// What `stepalloc plan` takes.
 #[derive(clap::Args)]
-#[command(after_help = "Without --output the plan itself is not kept: only the summary is printed.
+#[command(
+    after_help = "Without --output the plan itself is not kept: only the summary is printed. Planning ends when the plan is proven
+optimal (or fits --capacity), else when its work is done: at once for most inputs, a minute for small ones that are hard.
+With --time-limit it goes on to the limit. Ctrl-C ends it with the best plan so far.
 Exit status: 0 a valid plan was found (and written), 3 none within --capacity was found, 2 wrong arguments or files,
 70 the plan did not pass the check (a fault of ours).
 
 Examples:
   stepalloc plan buffers.csv
   stepalloc plan buffers.csv --capacity 1MiB --output solution.csv
-  stepalloc plan trace.csv.gz --json -")]
+  stepalloc plan buffers.csv --time-limit 60 --threads 2
+  stepalloc plan trace.csv.gz --json -"
+)]
 pub struct Arguments {
     /// Buffers as CSV (id,lower,upper,size) or a recorded trace (memtrace v1); plain or gzip'ed
     #[arg(value_name = "BUFFERS.csv|TRACE.csv.gz")]
     input: PathBuf,
-    /// Fail with exit status 3 unless the plan fits: bytes, or with KiB, MiB, GiB
+    /// Look for a plan of so many bytes at most, or with KiB, MiB, GiB, or a proof that there is none
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     capacity: Option<u64>,
     /// The buffers come again every EVENTS events: lifetimes may wrap round (a trace knows its own period)
     #[arg(long, value_name = "EVENTS")]
     period: Option<u64>,
-    /// Stop after about S seconds with the best plan so far
+    /// Go on for about S seconds, or until the plan is proven optimal
     #[arg(long, value_name = "S", value_parser = seconds)]
     time_limit: Option<Duration>,
+    /// Search on so many threads, at most 4; the plan is the same but for a time limit
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
+    threads: u8,
+    /// Begin the search's chance elsewhere: another plan may be found, or the same sooner
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
     /// Of a trace, leave out smaller blocks: bytes, or with KiB, MiB, GiB [default: 32KiB]
     #[arg(long, value_name = "N", value_parser = size::parse)]
     min_bytes: Option<u64>,
@@ -186,16 +201,23 @@ fn take_options(input: &mut Input, arguments: &Arguments) -> Result<(), PlanErro
     }
 }
 
-/// Plans; harder where a capacity asks for more than the usual effort found.
+/// Plans, with a line of progress where somebody may be waiting.
 fn search(problem: &Problem, arguments: &Arguments) -> Result<Plan, ProblemError> {
-    let planner = Planner::new().time_limit(arguments.time_limit);
-    let plan = planner.plan(problem)?;
-    let Some(capacity) = arguments.capacity else { return Ok(plan) };
-    if plan.height <= capacity || capacity < plan.lower_bound || arguments.time_limit.is_some() {
-        return Ok(plan);
-    }
-    let thorough = planner.effort(Effort::Thorough).plan(problem)?;
-    Ok(if thorough.height < plan.height { thorough } else { plan })
+    let effort = if arguments.time_limit.is_some() { Effort::Endless } else { Effort::Thorough };
+    let waiting = Waiting::new();
+    let shown = waiting.clone();
+    let planner = Planner::new()
+        .effort(effort)
+        .time_limit(arguments.time_limit)
+        .threads(arguments.threads.into())
+        .seed(arguments.seed)
+        .watch(move |progress| shown.tell(progress));
+    let plan = match arguments.capacity {
+        Some(capacity) => planner.plan_within(problem, capacity)?.into_plan(),
+        None => planner.plan(problem)?,
+    };
+    waiting.end();
+    Ok(plan)
 }
 
 /// The JSON object.
@@ -217,6 +239,7 @@ fn figures(problem: &Problem, plan: &Plan, cpu_seconds: f64) -> serde_json::Valu
 fn name(proof: Proof) -> String {
     match proof {
         Proof::LoadBound => "load_bound".to_owned(),
+        Proof::Search => "search".to_owned(),
         other => format!("{other:?}").to_lowercase(),
     }
 }
@@ -255,10 +278,10 @@ fn summary(input: &Input, plan: &Plan, cpu_seconds: f64) -> String {
 /// Why a capacity is missed.
 fn over(capacity: u64, plan: &Plan) -> String {
     if capacity < plan.lower_bound {
-        format!("no plan fits into {capacity} bytes: {} are alive at once", plan.lower_bound)
+        format!("no plan fits into {capacity} bytes: every one needs {} at least", plan.lower_bound)
     } else {
         format!(
-            "no plan within {capacity} bytes was found (the best has {}); one may exist, as the lower bound is {}",
+            "no plan within {capacity} bytes was found (the best has {}); one may exist, as the lower bound is {}: try --time-limit",
             plan.height, plan.lower_bound
         )
     }
