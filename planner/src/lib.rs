@@ -47,15 +47,21 @@
 #![forbid(unsafe_code)]
 
 pub mod bound;
+mod constrained;
 pub mod constraints;
+mod contradiction;
 pub mod csv;
 mod fit;
 mod forest;
+mod groups;
 mod improve;
 pub mod lifetime;
 mod lines;
 pub mod load;
+mod mosaic;
+mod needs;
 pub mod order;
+mod pieces;
 pub mod plan;
 pub mod planner;
 pub mod problem;
@@ -67,7 +73,7 @@ pub mod trace;
 pub mod verify;
 
 pub use bound::LowerBound;
-pub use constraints::{Constraints, Fixed, Gap, InPlace, Inside};
+pub use constraints::{ConstraintError, Constraints, Fixed, Gap, InPlace, Inside};
 pub use csv::Buffers;
 pub use lifetime::{Counts, Lifetime};
 pub use lines::ReadError;
@@ -79,4 +85,4 @@ pub use problem::{Block, Problem, ProblemError};
 pub use read::{Input, read_any};
 pub use steps::{Event, Key, StepProblem, Steps};
 pub use trace::Trace;
-pub use verify::{Violation, verify};
+pub use verify::{Unproven, Violation, verify, verify_bound};

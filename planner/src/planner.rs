@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::constrained;
 use crate::fit::{Fit, Floor};
 use crate::forest::Forest;
 use crate::improve::Walk;
@@ -32,7 +33,7 @@ impl Effort {
     ///
     /// A placement takes 0.2 to 2 microseconds here, more of them the more blocks there are: about 1 ms for 300 blocks,
     /// a second for 10,000.
-    fn placements(self, count: u64) -> u64 {
+    pub(crate) fn placements(self, count: u64) -> u64 {
         let normal = 10 * count + (count * count / 100).min(500_000);
         match self {
             Effort::Quick => 0,
@@ -81,9 +82,17 @@ impl Planner {
     /// What [`Problem::check`] finds.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, ProblemError> {
         problem.check()?;
+        if !problem.constraints.is_empty() {
+            return Ok(constrained::plan(problem, self.effort, self.deadline()));
+        }
         let mut search = Search::new(problem, self.time_limit);
         search.run(self.effort);
         Ok(search.into_plan(problem))
+    }
+
+    /// When to stop.
+    fn deadline(&self) -> Option<Instant> {
+        self.time_limit.and_then(|limit| Instant::now().checked_add(limit))
     }
 }
 
