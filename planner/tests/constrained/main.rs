@@ -1,0 +1,8 @@
+//! Constraints: what is refused, that every plan keeps them, and that plans and bounds lie on their sides of the optimum.
+
+mod brute;
+mod cases;
+mod faults;
+mod optimum;
+mod plans;
+mod refused;
