@@ -308,7 +308,8 @@ mod tests {
         assert_eq!(spans(&[(3, 5), (7, 8)], NEVER), Some((3, 8)));
         assert_eq!(spans(&[(3, 5), (7, 8)], 10), Some((3, 8)));
         assert_eq!(spans(&[(0, 1), (8, 9)], 10), Some((8, 11)));
-        assert_eq!(spans(&[(8, 12), (4, 5)], 10), Some((4, 12)));
+        assert_eq!(spans(&[(8, 12), (4, 5)], 10), Some((8, 15)));
+        assert_eq!(spans(&[(8, 12), (5, 6)], 10), Some((5, 12)));
         assert_eq!(spans(&[(8, 12), (3, 4)], 10), Some((8, 14)));
         assert_eq!(spans(&[(0, 5), (5, 10)], 10), Some((0, 10)));
         assert_eq!(spans(&[(0, 4), (3, 8), (7, 11)], 10), Some((0, 10)));

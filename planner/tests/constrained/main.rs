@@ -3,6 +3,7 @@
 mod brute;
 mod cases;
 mod faults;
+mod file;
 mod optimum;
 mod plans;
 mod refused;
