@@ -127,7 +127,7 @@ fn aligned(problem: &Problem, needs: Option<&Needs>, align: u64) -> Vec<Span> {
     };
     let suits = |piece: &&Piece| {
         let block = &problem.blocks[piece.block as usize];
-        needs.alone(piece.block) && block.align >= align && piece.from % align == 0
+        needs.alone(piece.block) && block.align >= align && piece.from.is_multiple_of(align)
     };
     let span = |piece: &Piece| (piece.block as usize, piece.lower, piece.upper, piece.to - piece.from);
     needs.pieces().iter().filter(suits).map(span).collect()

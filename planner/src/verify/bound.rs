@@ -82,7 +82,7 @@ pub fn verify_bound(problem: &Problem, bound: &LowerBound, witness: &[usize]) ->
             let Some((.., from, to)) = uses(problem, &gaps, index).into_iter().find(covers) else {
                 return Err(Unproven::NotInUse { index, at: bound.at });
             };
-            if blocks[index].align % align != 0 || from % align != 0 {
+            if !blocks[index].align.is_multiple_of(align) || !from.is_multiple_of(align) {
                 return Err(Unproven::Unaligned { index, align });
             }
             let root = depth(&parents, index);

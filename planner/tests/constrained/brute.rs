@@ -71,7 +71,7 @@ impl Rules<'_> {
         let row = self.problem.blocks[block];
         let at = |index: usize| if index == block { Some(offset) } else { offsets.get(index).copied() };
         let constraints = &self.problem.constraints;
-        offset % row.align == 0
+        offset.is_multiple_of(row.align)
             && offset + row.size <= height
             && constraints.fixed.iter().all(|fixed| fixed.block != block || fixed.offset == offset)
             && constraints.inside.iter().all(|view| match (at(view.block), at(view.of)) {
