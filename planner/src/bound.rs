@@ -13,10 +13,16 @@
 //! over those blocks, for each `A`. Blocks of smaller alignment may lie in the room that rounding leaves idle, so they
 //! must not be added; nor may sizes be rounded to a block's own alignment where its upper neighbour's is smaller.
 //! `A = 1` is the plain load. An arena must also hold each block alone, even one that never lives.
+//!
+//! Constraints make the load what `needs` says, and each `A` sees only blocks that share with no other, in pieces that
+//! begin at a multiple of it. The end of a fixed block is a bound, too.
 
 use std::collections::BTreeMap;
 
-use crate::problem::{Block, Problem};
+use crate::constraints::Fixed;
+use crate::needs::Needs;
+use crate::pieces::{Families, Piece};
+use crate::problem::Problem;
 
 /// Bytes that no plan can do without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,6 +35,42 @@ pub struct LowerBound {
     pub align: u64,
 }
 
+impl LowerBound {
+    /// Indices of blocks that need the bytes, so that others can check the bound ([`crate::verify_bound`]): one block
+    /// whose size or fixed place does, or blocks in use at the bound's event.
+    ///
+    /// The problem is the one the bound is of, and passes its check.
+    pub fn witness(&self, problem: &Problem) -> Vec<usize> {
+        let blocks = &problem.blocks;
+        if let Some(index) = blocks.iter().position(|block| block.size >= self.bytes) {
+            return vec![index];
+        }
+        let needs = needs(problem);
+        let families = Families::new(problem).ok();
+        if let Some((index, _)) =
+            families.and_then(|f| fixed_end(problem, &f)).filter(|end| end.1 >= self.bytes)
+        {
+            return vec![index];
+        }
+        let alive = |&(_, lower, upper, _): &Span| {
+            [Some(self.at), problem.period.and_then(|period| self.at.checked_add(period))]
+                .into_iter()
+                .flatten()
+                .any(|at| lower <= at && at < upper)
+        };
+        match needs {
+            Some(needs) if self.align == 1 => needs.witness(problem, self.at),
+            needs => {
+                let spans = aligned(problem, needs.as_ref(), self.align);
+                spans.into_iter().filter(alive).map(|span| span.0).collect()
+            }
+        }
+    }
+}
+
+/// Block, first event, end on the unrolled circle, bytes.
+type Span = (usize, u64, u64, u64);
+
 /// The bound of a problem that passes its check.
 pub(crate) fn of(problem: &Problem) -> LowerBound {
     let load = problem.load();
@@ -38,11 +80,19 @@ pub(crate) fn of(problem: &Problem) -> LowerBound {
             best = LowerBound { bytes: block.size, at: block.lower, align: 1 };
         }
     }
+    let needs = needs(problem);
+    if needs.is_some()
+        && let Some((index, end)) =
+            Families::new(problem).ok().and_then(|families| fixed_end(problem, &families))
+        && end > best.bytes
+    {
+        best = LowerBound { bytes: end, at: problem.blocks[index].lower, align: 1 };
+    }
     let mut levels: Vec<u64> = problem.blocks.iter().map(|block| block.align).filter(|&a| a > 1).collect();
     levels.sort_unstable();
     levels.dedup();
     for align in levels {
-        let level = rounded(problem, align);
+        let level = rounded(aligned(problem, needs.as_ref(), align), problem.period, align);
         if level.bytes > best.bytes {
             best = level;
         }
@@ -50,29 +100,61 @@ pub(crate) fn of(problem: &Problem) -> LowerBound {
     best
 }
 
-/// The bound that the blocks aligned to a multiple of `align` give.
-fn rounded(problem: &Problem, align: u64) -> LowerBound {
+/// What the blocks need under constraints; `None` where there are none to be kept.
+fn needs(problem: &Problem) -> Option<Needs> {
+    let constrained = !problem.constraints.is_empty() && problem.check().is_ok();
+    let families = if constrained { Families::new(problem).ok() } else { None };
+    families.map(|families| Needs::new(problem, families))
+}
+
+/// The block that ends highest of those that are fixed, be it by a view of theirs; and where it ends.
+fn fixed_end(problem: &Problem, families: &Families) -> Option<(usize, u64)> {
+    let ends = problem.constraints.fixed.iter().map(|&Fixed { block, offset }| {
+        let root = families.root[block] as usize;
+        (root, offset.saturating_sub(families.distance[block]).saturating_add(problem.blocks[root].size))
+    });
+    ends.max_by_key(|&(_, end)| end)
+}
+
+/// What lies apart from everything else and begins at a multiple of `align` in every plan.
+fn aligned(problem: &Problem, needs: Option<&Needs>, align: u64) -> Vec<Span> {
+    let Some(needs) = needs else {
+        let blocks = problem.blocks.iter().enumerate();
+        return blocks
+            .filter(|(_, block)| block.align >= align && block.size > 0 && block.upper > block.lower)
+            .map(|(index, block)| (index, block.lower, block.upper, block.size))
+            .collect();
+    };
+    let suits = |piece: &&Piece| {
+        let block = &problem.blocks[piece.block as usize];
+        needs.alone(piece.block) && block.align >= align && piece.from.is_multiple_of(align)
+    };
+    let span = |piece: &Piece| (piece.block as usize, piece.lower, piece.upper, piece.to - piece.from);
+    needs.pieces().iter().filter(suits).map(span).collect()
+}
+
+/// The bound that the spans aligned to a multiple of `align` give.
+fn rounded(members: Vec<Span>, period: Option<u64>, align: u64) -> LowerBound {
     let mut best = LowerBound { bytes: 0, at: 0, align };
-    let members: Vec<&Block> = problem
-        .blocks
-        .iter()
-        .filter(|block| block.align >= align && block.size > 0 && block.upper > block.lower)
-        .collect();
-    if members.iter().all(|block| block.size % align == 0) {
+    if members.iter().all(|&(.., size)| size % align == 0) {
         return best; // Nothing to round: the plain load is at least as good.
     }
     // Ends sort before starts at the same event.
     let mut events: Vec<(u64, bool, u64)> = Vec::with_capacity(2 * members.len() + 2);
-    for block in members {
-        match problem.period {
-            Some(period) if block.upper > period => {
-                events.push((block.lower, true, block.size));
-                events.push((0, true, block.size));
-                events.push((block.upper - period, false, block.size));
+    for (_, lower, upper, size) in members {
+        match period {
+            Some(period) if lower >= period => {
+                events.push((lower - period, true, size));
+                events.push((upper - period, false, size));
+            }
+            Some(period) if upper > period => {
+                events.push((lower, true, size));
+                events.push((0, true, size));
+                events.push((upper - period, false, size));
             }
             _ => {
-                events.push((block.lower, true, block.size));
-                events.push((block.upper, false, block.size));
+                events.push((lower, true, size));
+                events.push((upper, false, size));
             }
         }
     }
@@ -107,6 +189,7 @@ fn rounded(problem: &Problem, align: u64) -> LowerBound {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::Block;
 
     fn bound(blocks: &[(u64, u64, u64, u64)], period: Option<u64>) -> LowerBound {
         let blocks = blocks

@@ -1,65 +1,112 @@
-//! Buffers as CSV, as google/minimalloc reads and writes them.
+//! Buffers as CSV, as google/minimalloc reads and writes them, with columns of our own for what it cannot say.
 //!
-//! The first line names the columns: `id,lower,upper,size`, in any order; `alignment` and `offset` may be there, other
-//! columns are passed over. Lifetimes are half-open. Ids are any text without a comma and not empty. A solution has
-//! the column `offset`.
+//! The first line names the columns, in any order and in small letters or capitals; columns of other names (`hint`) are
+//! passed over.
+//!
+//! | column | holds |
+//! |---|---|
+//! | `id`, `buffer` or `buffer_id` | any text without a comma, not empty; every id once |
+//! | `lower`, `begin` or `start` | the first event alive |
+//! | `upper` | the first event after the lifetime; on the unrolled circle, so that it may exceed a period |
+//! | `end` | in place of `upper`: the last event alive; the ends of gaps in such a file are inclusive, too |
+//! | `size` | bytes |
+//! | `alignment` | a power of two; empty: 1 |
+//! | `gaps` | separated by spaces: `lower-upper`, or `lower-upper@from:to` with the bytes in use all the same |
+//! | `offset` | the buffer's place in a plan: see below |
+//! | `inside` | `ID@distance`: lies inside that buffer, so many bytes from its beginning |
+//! | `in_place` | ids separated by spaces: may share bytes with those buffers |
+//! | `fixed` | the offset the buffer must have; empty: any |
+//!
+//! What differs from minimalloc: there `offset` in an input fixes the buffer; here it is kept in [`Buffers::offsets`], and
+//! only [`Buffers::fix_offsets`] makes it a constraint, so that a solution can be planned again. Numbers have 64 bits
+//! without a sign there and here, but offsets have 32 there. Alignments must be powers of two, gaps must lie in the
+//! lifetime and apart from each other, ids must differ, blank lines are skipped instead of ending the file, and white
+//! space round fields is ignored. No line may be longer than 64 KiB. minimalloc's validator ignores windows; ours does not. The columns `inside`,
+//! `in_place` and `fixed` are passed over by minimalloc. An id with white space in it cannot be named in `in_place`.
 
-use std::collections::HashSet;
+mod ids;
+mod rows;
+
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::lines::{Fault, Lines, ReadError, number};
+use crate::constraints::{Constraints, Fixed, Gap, InPlace, Inside};
+use crate::lines::{Lines, ReadError};
 use crate::plan::Plan;
-use crate::problem::{Block, Problem};
+use crate::problem::{Problem, ProblemError};
+
+pub use ids::Ids;
+pub(crate) use rows::parse;
 
 /// Buffers read from a file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Buffers {
     /// The file's name, without directories, `.csv` and `.gz`.
     pub name: String,
-    /// One block per line and no period. [`Block::id`] is the id where all ids are plain numbers, else the line's index.
+    /// One block per line and no period. [`crate::Block::id`] is the id where all ids are plain numbers, else the block's index.
     pub problem: Problem,
-    /// The ids as they stand in the file.
-    pub ids: Vec<String>,
+    /// The ids as they stand in the file, where they are not all plain numbers.
+    pub ids: Ids,
     /// The column `offset`, in bytes, where the file has one.
     pub offsets: Option<Vec<u64>>,
 }
 
 impl Buffers {
+    /// Makes the offsets of the file constraints, as minimalloc does; nothing without a column `offset`.
+    ///
+    /// # Errors
+    /// What [`Problem::check`] says about the offsets; the buffers are as before then.
+    pub fn fix_offsets(&mut self) -> Result<(), ProblemError> {
+        let offsets = self.offsets.iter().flatten().enumerate();
+        let before = self.problem.constraints.fixed.len();
+        self.problem.constraints.fixed.extend(offsets.map(|(block, &offset)| Fixed { block, offset }));
+        let checked = self.problem.check();
+        if checked.is_err() {
+            self.problem.constraints.fixed.truncate(before);
+        }
+        checked
+    }
+
+    /// The id of a block as it stands in the file.
+    pub fn id(&self, index: usize) -> String {
+        let number = || self.problem.blocks[index].id.to_string();
+        self.ids.get(index).map_or_else(number, str::to_owned)
+    }
+
     /// Writes a solution with the ids as they were read.
     ///
     /// # Errors
-    /// What the writer says.
+    /// What the writer says; a plan of another problem; an id that cannot be named in the column `in_place`.
     pub fn write(&self, out: impl Write, plan: &Plan) -> io::Result<()> {
-        lay_out(out, &self.problem, &plan.offsets, |index| self.ids[index].as_str())
+        lay_out(out, &self.problem, Some(&plan.offsets), |index| self.id(index))
+    }
+
+    /// Writes the buffers without any offsets, so that reading them gives the same problem; the period is not written.
+    ///
+    /// # Errors
+    /// As [`Buffers::write`].
+    pub fn write_problem(&self, out: impl Write) -> io::Result<()> {
+        lay_out(out, &self.problem, None, |index| self.id(index))
     }
 }
 
-/// Writes a solution: the problem's blocks with the column `offset`, and `alignment` where any block asks for one.
+/// Writes a solution: the problem's blocks with the column `offset`, and columns for alignments and constraints where
+/// there are any. [`crate::Block::id`] is the id; ids should differ.
 ///
 /// # Errors
 /// What the writer says.
 pub fn write(out: impl Write, problem: &Problem, plan: &Plan) -> io::Result<()> {
-    lay_out(out, problem, &plan.offsets, |index| problem.blocks[index].id)
+    lay_out(out, problem, Some(&plan.offsets), |index| problem.blocks[index].id)
 }
 
-fn lay_out<Id: std::fmt::Display>(
-    out: impl Write,
-    problem: &Problem,
-    offsets: &[u64],
-    id: impl Fn(usize) -> Id,
-) -> io::Result<()> {
-    let mut out = io::BufWriter::new(out);
-    let aligned = problem.blocks.iter().any(|block| block.align > 1);
-    writeln!(out, "id,lower,upper,size{},offset", if aligned { ",alignment" } else { "" })?;
-    for (index, (block, offset)) in problem.blocks.iter().zip(offsets).enumerate() {
-        write!(out, "{},{},{},{},", id(index), block.lower, block.upper, block.size)?;
-        if aligned {
-            write!(out, "{},", block.align)?;
-        }
-        writeln!(out, "{offset}")?;
-    }
-    out.flush()
+/// Writes a problem as [`write`] does, without offsets: reading it gives the same blocks, and the same constraints in the
+/// order of their blocks. The period is not written.
+///
+/// # Errors
+/// What the writer says.
+pub fn write_problem(out: impl Write, problem: &Problem) -> io::Result<()> {
+    lay_out(out, problem, None, |index| problem.blocks[index].id)
 }
 
 /// Reads buffers.
@@ -70,112 +117,113 @@ pub fn read(path: impl AsRef<Path>) -> Result<Buffers, ReadError> {
     parse(&mut Lines::open(path.as_ref())?)
 }
 
-/// Which column holds what.
-struct Columns {
-    id: usize,
-    lower: usize,
-    upper: usize,
-    size: usize,
-    align: Option<usize>,
-    offset: Option<usize>,
-    count: usize,
+/// What the constraints say, in the order of the blocks that say it.
+struct Wishes<'a> {
+    fixed: Vec<&'a Fixed>,
+    gaps: Vec<&'a Gap>,
+    inside: Vec<&'a Inside>,
+    in_place: Vec<&'a InPlace>,
 }
 
-const HEADER: &str = "a header like id,lower,upper,size";
-
-impl Columns {
-    fn new(header: &str) -> Result<Columns, Fault> {
-        let names: Vec<&str> = header.trim_start_matches('\u{feff}').split(',').map(str::trim).collect();
-        let find = |name: &str| -> Result<Option<usize>, Fault> {
-            let mut found = (0..names.len()).filter(|&i| names[i].eq_ignore_ascii_case(name));
-            let first = found.next();
-            match found.next() {
-                Some(_) => Err(Fault::new(format!("two columns are named {name}"), HEADER)),
-                None => Ok(first),
-            }
+impl Wishes<'_> {
+    fn new(constraints: &Constraints) -> Wishes<'_> {
+        let mut wishes = Wishes {
+            fixed: constraints.fixed.iter().collect(),
+            gaps: constraints.gaps.iter().collect(),
+            inside: constraints.inside.iter().collect(),
+            in_place: constraints.in_place.iter().collect(),
         };
-        let must =
-            |name: &str| find(name)?.ok_or_else(|| Fault::new(format!("no column is named {name}"), HEADER));
-        Ok(Columns {
-            id: must("id")?,
-            lower: must("lower")?,
-            upper: must("upper")?,
-            size: must("size")?,
-            align: find("alignment")?,
-            offset: find("offset")?,
-            count: names.len(),
-        })
+        wishes.fixed.sort_by_key(|fixed| fixed.block);
+        wishes.gaps.sort_by_key(|gap| (gap.block, gap.lower));
+        wishes.inside.sort_by_key(|view| view.block);
+        wishes.in_place.sort_by_key(|pair| pair.first);
+        wishes
+    }
+
+    /// The names of the columns needed.
+    fn columns(&self) -> impl Iterator<Item = &'static str> {
+        let columns = [
+            (!self.gaps.is_empty(), "gaps"),
+            (!self.inside.is_empty(), "inside"),
+            (!self.in_place.is_empty(), "in_place"),
+            (!self.fixed.is_empty(), "fixed"),
+        ];
+        columns.into_iter().filter(|column| column.0).map(|column| column.1)
     }
 }
 
-/// Reads buffers from the header on.
-pub(crate) fn parse(lines: &mut Lines) -> Result<Buffers, ReadError> {
-    let mut buffers = Buffers { name: lines.stem(), ..Buffers::default() };
-    let columns = match lines.next()? {
-        Some(header) => Columns::new(header),
-        None => return Err(lines.whole("the file is empty", HEADER)),
-    };
-    let columns = columns.map_err(|fault| lines.fault(fault))?;
-    let mut ids = HashSet::new();
-    let mut offsets = columns.offset.map(|_| Vec::new());
-    let mut total = 0u64;
-    while let Some(line) = lines.next()? {
-        let read = row(line, &columns);
-        let (id, block, offset) = read.map_err(|fault| lines.fault(fault))?;
-        if !ids.insert(id.clone()) {
-            let what = format!("the id \"{}\" was there before", id.escape_default());
-            return Err(lines.fault(Fault::new(what, "every id once")));
-        }
-        // The same sum as in `Problem::check`, here so that the error has a line.
-        let sum = block.size.checked_add(block.align - 1).and_then(|bytes| total.checked_add(bytes));
-        total = sum.ok_or_else(|| {
-            lines.fault(Fault::new("the sizes up to this line overflow", "less than 2^64 bytes in all"))
-        })?;
-        if let (Some(offsets), Some(offset)) = (&mut offsets, offset) {
-            offsets.push(offset);
-        }
-        buffers.problem.blocks.push(block);
-        buffers.ids.push(id);
-    }
-    if buffers.ids.is_empty() {
-        return Err(lines.whole("there are no buffers", "at least one line below the header"));
-    }
-    let plain = |id: &String| id.parse().ok().filter(|number: &u64| number.to_string() == *id);
-    let numbers: Option<Vec<u64>> = buffers.ids.iter().map(plain).collect();
-    for (index, block) in buffers.problem.blocks.iter_mut().enumerate() {
-        block.id = numbers.as_ref().map_or(index as u64, |numbers| numbers[index]);
-    }
-    buffers.offsets = offsets;
-    buffers.problem.check().map_err(|source| lines.problem(source))?;
-    Ok(buffers)
+/// Those at the front of a sorted list that are about this block, off the list.
+fn of_block<'a, T>(list: &mut &'a [T], block: usize, named: impl Fn(&T) -> usize) -> &'a [T] {
+    let (front, rest) = list.split_at(list.partition_point(|item| named(item) <= block));
+    *list = rest;
+    front
 }
 
-/// One line below the header.
-fn row(line: &str, columns: &Columns) -> Result<(String, Block, Option<u64>), Fault> {
-    let fields: Vec<&str> = line.split(',').map(str::trim).collect();
-    if fields.len() != columns.count {
-        return Err(Fault::new(
-            format!("{} fields", fields.len()),
-            format!("{} as in the header", columns.count),
-        ));
+fn lay_out<Id: Display>(
+    out: impl Write,
+    problem: &Problem,
+    offsets: Option<&[u64]>,
+    id: impl Fn(usize) -> Id,
+) -> io::Result<()> {
+    if let Some(offsets) = offsets.filter(|offsets| offsets.len() != problem.blocks.len()) {
+        let what = format!("a plan of {} offsets for {} blocks", offsets.len(), problem.blocks.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    let id = fields[columns.id];
-    if id.is_empty() {
-        return Err(Fault::new("the id is empty", "any text without a comma"));
+    let mut out = io::BufWriter::new(out);
+    let aligned = problem.blocks.iter().any(|block| block.align > 1);
+    let wishes = Wishes::new(&problem.constraints);
+    write!(out, "id,lower,upper,size{}", if aligned { ",alignment" } else { "" })?;
+    for column in wishes.columns() {
+        write!(out, ",{column}")?;
     }
-    let lower = number(fields[columns.lower], "lower")?;
-    let upper = number(fields[columns.upper], "upper")?;
-    let size = number(fields[columns.size], "size")?;
-    if upper < lower {
-        return Err(Fault::new(format!("upper {upper} is below lower {lower}"), "lower <= upper"));
+    writeln!(out, "{}", if offsets.is_some() { ",offset" } else { "" })?;
+    let (mut gaps, mut inside) = (&wishes.gaps[..], &wishes.inside[..]);
+    let (mut in_place, mut fixed) = (&wishes.in_place[..], &wishes.fixed[..]);
+    for (index, block) in problem.blocks.iter().enumerate() {
+        write!(out, "{},{},{},{}", id(index), block.lower, block.upper, block.size)?;
+        if aligned {
+            write!(out, ",{}", block.align)?;
+        }
+        for column in wishes.columns() {
+            out.write_all(b",")?;
+            match column {
+                "gaps" => {
+                    for (place, gap) in of_block(&mut gaps, index, |gap| gap.block).iter().enumerate() {
+                        write!(out, "{}{}-{}", if place > 0 { " " } else { "" }, gap.lower, gap.upper)?;
+                        if let Some((from, to)) = gap.window {
+                            write!(out, "@{from}:{to}")?;
+                        }
+                    }
+                }
+                "inside" => {
+                    if let Some(view) = of_block(&mut inside, index, |view| view.block).first() {
+                        write!(out, "{}@{}", id(view.of), view.distance)?;
+                    }
+                }
+                "in_place" => {
+                    let pairs = of_block(&mut in_place, index, |pair| pair.first);
+                    for (place, pair) in pairs.iter().enumerate() {
+                        let id = id(pair.second).to_string();
+                        if id.contains(|letter: char| letter.is_ascii_whitespace()) {
+                            let what = format!(
+                                "the id \"{id}\" has white space in it and cannot be named in in_place"
+                            );
+                            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+                        }
+                        write!(out, "{}{id}", if place > 0 { " " } else { "" })?;
+                    }
+                }
+                _ => {
+                    if let Some(given) = of_block(&mut fixed, index, |fixed| fixed.block).first() {
+                        write!(out, "{}", given.offset)?;
+                    }
+                }
+            }
+        }
+        match offsets {
+            Some(offsets) => writeln!(out, ",{}", offsets[index])?,
+            None => writeln!(out)?,
+        }
     }
-    let align: u64 = match columns.align.map(|column| fields[column]) {
-        None | Some("") => 1,
-        Some(text) => number(text, "alignment")?,
-    };
-    if !align.is_power_of_two() {
-        return Err(Fault::new(format!("the alignment {align} is not a power of two"), "1, 2, 4, 8, ..."));
-    }
-    let offset = columns.offset.map(|column| number(fields[column], "offset")).transpose()?;
-    Ok((id.to_owned(), Block { id: 0, lower, upper, size, align }, offset))
+    out.flush()
 }

@@ -40,8 +40,21 @@ impl Walk {
         self.height
     }
 
-    /// Tries one other order. Returns how many blocks were placed before it was worse or done.
+    /// Tries one other order with a skyline. Returns how many blocks were placed before it was worse or done.
     pub fn step(&mut self, timeline: &Timeline, forest: &mut Forest) -> u64 {
+        self.step_by(timeline, |order, limit, offsets| {
+            forest.fill(order);
+            skyline::place(timeline, forest, limit, offsets)
+        })
+    }
+
+    /// Tries one other order with a placement of the caller's: from an order, a limit that the height must not reach and
+    /// room for offsets by item to the height, if below the limit, and the work done, which is returned.
+    pub fn step_by(
+        &mut self,
+        timeline: &Timeline,
+        mut place: impl FnMut(&[u32], u64, &mut [u64]) -> (Option<u64>, u64),
+    ) -> u64 {
         self.trial.clone_from(&self.order);
         let count = self.trial.len();
         for at in 0..count {
@@ -55,9 +68,8 @@ impl Walk {
             let (a, b) = (self.dice.below(count), self.dice.below(count));
             self.trial.swap(a, b);
         }
-        forest.fill(&self.trial);
         let limit = self.height.saturating_add(1);
-        let (height, placements) = skyline::place(timeline, forest, limit, &mut self.placed);
+        let (height, placements) = place(&self.trial, limit, &mut self.placed);
         if let Some(height) = height {
             self.height = height;
             std::mem::swap(&mut self.order, &mut self.trial);

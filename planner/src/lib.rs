@@ -17,6 +17,8 @@
 //!
 //! - [`Steps`] merges recorded steps into one periodic [`Problem`]: lifetimes are the union over the steps, blocks that
 //!   were ever alive together overlap in it. [`trace`] reads recorded steps from files, [`mod@csv`] single problems.
+//! - [`Constraints`] say what else is asked for: fixed offsets, gaps in lifetimes, views inside other blocks, pairs that
+//!   work in place. [`Problem::check`] refuses what cannot be kept.
 //! - [`Problem::load`] and [`Problem::lower_bound`] say what no plan can do without.
 //! - [`Planner`] fills skylines in several orders, tries first and best fit, and goes on from the best skyline with
 //!   changed orders until it meets the bound or has done its work. The same problem gives the same plan, everywhere.
@@ -24,6 +26,7 @@
 //! - [`Replanner`] follows changes of a planned problem in proportion to them and moves nothing else; [`replan()`] finds
 //!   the changes itself. [`rotate`] plans several periods as one where the circular load is not attainable in one.
 //! - [`verify()`] trusts none of the above and checks a plan against the rules alone.
+//! - [`verify()`] trusts none of the above and checks a plan against the rules alone, [`verify_bound()`] a bound.
 //!
 //! ```
 //! use stepalloc_planner::{Block, Planner, Problem, verify};
@@ -44,26 +47,33 @@
 //! programs, and about 3 ms where it does not; 10,000 blocks take tens of milliseconds to seconds. First and best fit are
 //! quadratic, but run only when all skylines failed. There is no search at a given capacity: instances made to be hard
 //! end 1.08 to 1.16 times above their load. The circular load itself is not always attainable, and then no proof
-//! is found although the plan may be optimal. The crate starts no threads, calls no operating system except to read files,
-//! and reads a clock only under a time limit.
+//! is found although the plan may be optimal. With constraints the skylines see only the hulls of blocks, and first fit,
+//! O(n log n) for each block, does the work at every effort. The crate starts no threads, calls no operating system except
+//! to read files, and reads a clock only under a time limit.
 #![forbid(unsafe_code)]
 
 pub mod bound;
 mod calendar;
 mod capacity;
 mod carry;
+mod constrained;
 pub mod constraints;
+mod contradiction;
 pub mod csv;
 mod dice;
 mod fit;
 mod forest;
 mod gaps;
+mod groups;
 mod improve;
 pub mod lifetime;
 mod limits;
 mod lines;
 pub mod load;
+mod mosaic;
+mod needs;
 pub mod order;
+mod pieces;
 pub mod plan;
 pub mod planner;
 pub mod problem;
@@ -79,7 +89,7 @@ pub mod trace;
 pub mod verify;
 
 pub use bound::LowerBound;
-pub use constraints::{Constraints, Fixed, Gap, InPlace, Inside};
+pub use constraints::{ConstraintError, Constraints, Fixed, Gap, InPlace, Inside};
 pub use csv::Buffers;
 pub use lifetime::{Counts, Lifetime};
 pub use limits::Progress;
@@ -94,4 +104,4 @@ pub use replan::{Change, ReplanError, Replanned, Replanner, replan};
 pub use rotation::{Rotation, RotationError, rotate, verify_rotation};
 pub use steps::{Event, Key, StepProblem, Steps};
 pub use trace::Trace;
-pub use verify::{Violation, verify};
+pub use verify::{Unproven, Violation, verify, verify_bound};

@@ -137,12 +137,12 @@ impl Lines {
 
     /// An error about the last line.
     pub fn fault(&self, fault: Fault) -> ReadError {
-        ReadError::Line {
-            path: self.path.clone(),
-            line: self.line,
-            what: fault.what,
-            expected: fault.expected,
-        }
+        self.fault_at(self.line, fault)
+    }
+
+    /// An error about a line.
+    pub fn fault_at(&self, line: u64, fault: Fault) -> ReadError {
+        ReadError::Line { path: self.path.clone(), line, what: fault.what, expected: fault.expected }
     }
 
     /// An error about the file.
@@ -168,9 +168,11 @@ impl Lines {
     }
 }
 
-/// Reads a whole number; `what` names the column.
+/// Reads a whole number, written without a sign; `what` names the column.
 pub(crate) fn number<T: std::str::FromStr>(text: &str, what: &str) -> Result<T, Fault> {
-    text.parse().map_err(|_| {
+    // The standard library reads "+1", too.
+    let digits = if text.starts_with('+') { "" } else { text };
+    digits.parse().map_err(|_| {
         let shown: String = text.chars().take(40).collect();
         let bits = 8 * size_of::<T>();
         Fault::new(

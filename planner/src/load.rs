@@ -1,11 +1,15 @@
 //! The load: live bytes over time, and its maximum.
 //!
 //! One sweep over the sorted starts and ends. On a circle the blocks that wrap are alive at time 0 already, and a
-//! block longer than the period counts once more for each whole period it lasts.
+//! block longer than the period counts once more for each whole period it lasts. What constraints make of it is the
+//! business of `needs`.
 
+use crate::needs::Needs;
+use crate::pieces::Families;
 use crate::problem::Problem;
 
-/// Live bytes over time, a step function.
+/// Live bytes over time, a step function. Where constraints let blocks share bytes, it counts what any plan needs: see
+/// [`crate::Problem::load`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Load {
     /// `(event, bytes)`: from this event on, until the next entry's, so many bytes are alive. Events ascend strictly,
@@ -23,6 +27,14 @@ type Change = (u64, i128);
 
 /// The load of a problem.
 pub(crate) fn sweep(problem: &Problem) -> Load {
+    if !problem.constraints.is_empty()
+        && problem.check().is_ok()
+        && let Ok(families) = Families::new(problem)
+    {
+        let mut changes = Needs::new(problem, families).changes(problem);
+        changes.sort_unstable();
+        return integrate(&changes);
+    }
     let mut changes: Vec<Change> = Vec::with_capacity(2 * problem.blocks.len());
     for block in &problem.blocks {
         let bytes = i128::from(block.size);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::capacity::Attempt;
+use crate::constrained;
 use crate::fit::{Fit, Floor};
 use crate::forest::Forest;
 use crate::improve::Walk;
@@ -25,7 +26,7 @@ const SHARES: u64 = 8;
 
 /// How often the search of [`Effort::Normal`] may look at a block of a section, for `count` blocks: some tenths of a second
 /// from 300 blocks on, and less for fewer, which are easier.
-fn looks(count: u64) -> u64 {
+pub(crate) fn looks(count: u64) -> u64 {
     (1_000 * count * count).clamp(2_000_000, 80_000_000)
 }
 
@@ -33,7 +34,7 @@ fn looks(count: u64) -> u64 {
 ///
 /// A placement takes 0.2 to 2 microseconds here, more of them the more blocks there are: about 1 ms for 300 blocks,
 /// a second for 10,000.
-fn placements(count: u64) -> u64 {
+pub(crate) fn placements(count: u64) -> u64 {
     10 * count + (count * count / 100).min(500_000)
 }
 
@@ -55,7 +56,7 @@ pub enum Effort {
 
 impl Effort {
     /// Times the search and the improvement of [`Effort::Normal`].
-    fn factor(self) -> u64 {
+    pub(crate) fn factor(self) -> u64 {
         match self {
             Effort::Quick => 0,
             Effort::Normal => 1,
@@ -156,12 +157,20 @@ impl Planner {
         self
     }
 
+    fn limits(&self) -> Limits {
+        let deadline = self.time_limit.and_then(|limit| Instant::now().checked_add(limit));
+        Limits { deadline, watch: self.watch.clone() }
+    }
+
     /// Plans a problem as low as the effort allows.
     ///
     /// # Errors
     /// What [`Problem::check`] finds.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, ProblemError> {
         problem.check()?;
+        if !problem.constraints.is_empty() {
+            return Ok(constrained::plan(problem, self.effort, self.seed, self.limits()));
+        }
         let mut run = Run::new(problem, self);
         run.minimize();
         Ok(run.into_plan(problem))
@@ -174,10 +183,14 @@ impl Planner {
     /// What [`Problem::check`] finds.
     pub fn plan_within(&self, problem: &Problem, capacity: u64) -> Result<Within, ProblemError> {
         problem.check()?;
-        let mut run = Run::new(problem, self);
-        run.enough = capacity;
-        run.fit(capacity);
-        let plan = run.into_plan(problem);
+        let plan = if problem.constraints.is_empty() {
+            let mut run = Run::new(problem, self);
+            run.enough = capacity;
+            run.fit(capacity);
+            run.into_plan(problem)
+        } else {
+            constrained::plan(problem, self.effort, self.seed, self.limits())
+        };
         Ok(if plan.height <= capacity {
             Within::Found(plan)
         } else if plan.lower_bound > capacity {
@@ -223,10 +236,7 @@ impl Run {
             effort: planner.effort,
             threads: planner.threads,
             seed: planner.seed,
-            limits: Limits {
-                deadline: planner.time_limit.and_then(|limit| Instant::now().checked_add(limit)),
-                watch: planner.watch.clone(),
-            },
+            limits: planner.limits(),
             offsets: vec![0; timeline.items.len()],
             load_bound: bound,
             bound,

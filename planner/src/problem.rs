@@ -8,7 +8,7 @@
 use thiserror::Error;
 
 use crate::bound::{self, LowerBound};
-use crate::constraints::Constraints;
+use crate::constraints::{ConstraintError, Constraints};
 use crate::load::{self, Load};
 
 /// The most blocks one problem may have: ranks of lifetimes on the unrolled circle are kept in 32 bits.
@@ -99,16 +99,25 @@ impl Problem {
                     return Err(ProblemError::LongerThanPeriod { id, lower, upper, period });
                 }
             }
-            // No placer leaves more than `align - 1` bytes idle below a block for the sake of its alignment.
+            // No placer leaves more than `align - 1` bytes idle below a block for the sake of its alignment; a family
+            // of views may need as much again, as it need not begin where its aligned block does.
+            let idle = if self.constraints.is_empty() { align - 1 } else { 2 * (align - 1) };
             total = size
-                .checked_add(align - 1)
+                .checked_add(idle)
                 .and_then(|bytes| total.checked_add(bytes))
                 .ok_or(ProblemError::TooLarge { id })?;
+        }
+        if !self.constraints.is_empty() {
+            self.constraints.check(self, total)?;
         }
         Ok(())
     }
 
     /// Live bytes over time. Blocks longer than the period count as often as they overlap themselves.
+    ///
+    /// Of a problem with constraints that pass [`Problem::check`]: the bytes that every plan needs. Gaps count nothing,
+    /// their windows what they hold; a block and its views count once; of blocks that may work in place of each other a
+    /// set counts in which no two may, the larger ones first.
     pub fn load(&self) -> Load {
         load::sweep(self)
     }
@@ -183,6 +192,9 @@ pub enum ProblemError {
         /// The block at which the sum overflowed.
         id: u64,
     },
+    /// Constraints that cannot be kept.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// More blocks than [`MAX_BLOCKS`].
     #[error("{count} blocks are more than the {MAX_BLOCKS} one problem may have; split it")]
     TooManyBlocks {

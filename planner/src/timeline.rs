@@ -7,7 +7,7 @@
 use crate::problem::Problem;
 
 /// The circle of a problem that has none: no rank reaches it.
-const NEVER: u32 = u32::MAX / 2;
+pub(crate) const NEVER: u32 = u32::MAX / 2;
 
 /// A block to be placed.
 #[derive(Debug, Clone, Copy)]
