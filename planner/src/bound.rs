@@ -17,6 +17,7 @@
 use std::collections::BTreeMap;
 
 use crate::problem::{Block, Problem};
+use crate::radix;
 
 /// Bytes that no plan can do without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -61,25 +62,23 @@ fn rounded(problem: &Problem, align: u64) -> LowerBound {
     if members.iter().all(|block| block.size % align == 0) {
         return best; // Nothing to round: the plain load is at least as good.
     }
-    // Ends sort before starts at the same event.
-    let mut events: Vec<(u64, bool, u64)> = Vec::with_capacity(2 * members.len() + 2);
-    for block in members {
-        match problem.period {
-            Some(period) if block.upper > period => {
-                events.push((block.lower, true, block.size));
-                events.push((0, true, block.size));
-                events.push((block.upper - period, false, block.size));
-            }
-            _ => {
-                events.push((block.lower, true, block.size));
-                events.push((block.upper, false, block.size));
-            }
-        }
+    // Ends first: sorting keeps them before the starts at the same event.
+    let mut events: Vec<(u64, (bool, u64))> = Vec::with_capacity(2 * members.len());
+    let wrapped = |block: &Block| problem.period.filter(|&period| block.upper > period);
+    for block in &members {
+        let upper = wrapped(block).map_or(block.upper, |period| block.upper - period);
+        events.push((upper, (false, block.size)));
     }
-    events.sort_unstable();
+    for block in &members {
+        if wrapped(block).is_some() {
+            events.push((0, (true, block.size)));
+        }
+        events.push((block.lower, (true, block.size)));
+    }
+    radix::sort(&mut events);
     let (mut sum, mut slacks) = (0u64, BTreeMap::<u64, u32>::new());
     for group in events.chunk_by(|a, b| a.0 == b.0) {
-        for &(_, starts, size) in group {
+        for &(_, (starts, size)) in group {
             let whole = size.next_multiple_of(align);
             let slack = whole - size;
             if starts {

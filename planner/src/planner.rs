@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::fit::{Fit, Floor};
 use crate::forest::Forest;
 use crate::improve::Walk;
+use crate::large::{self, Work};
 use crate::order::Order;
 use crate::plan::{Plan, Proof};
 use crate::problem::{Problem, ProblemError};
@@ -40,7 +41,20 @@ impl Effort {
             Effort::Thorough => 50 * normal,
         }
     }
+
+    /// The same for more than [`LARGE`] blocks, in blocks swept: 0.1 microseconds each here, half a second in all.
+    fn swept(self) -> u64 {
+        match self {
+            Effort::Quick => 2_500_000,
+            Effort::Normal => 5_000_000,
+            Effort::Thorough => 250_000_000,
+        }
+    }
 }
+
+/// Blocks beyond which nothing runs whose time grows with their square: first and best fit of 10,000 blocks that all
+/// meet take half a second, in all orders.
+const LARGE: usize = 10_000;
 
 /// Plans problems. Cheap to make; a builder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -121,6 +135,9 @@ impl Search {
         if self.timeline.items.is_empty() {
             return;
         }
+        if self.timeline.items.len() > LARGE {
+            return self.run_large(effort);
+        }
         let mut offsets = vec![0; self.timeline.items.len()];
         let mut forest = Forest::new(&self.timeline);
         // The order of the lowest skyline, and what became of it.
@@ -156,6 +173,13 @@ impl Search {
             let walk = Walk::new(order.sort(&self.timeline), offsets, height);
             self.walk(walk, &mut forest, order, effort.placements(self.timeline.items.len() as u64));
         }
+    }
+
+    fn run_large(&mut self, effort: Effort) {
+        let stop = || self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let work = Work { left: effort.swept(), stop: &stop };
+        let (height, name) = large::place(&self.timeline, self.bound, work, &mut self.offsets);
+        (self.height, self.algorithm) = (height, name);
     }
 
     /// Walks on from the best skyline until so many blocks were placed.
