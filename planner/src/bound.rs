@@ -16,6 +16,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::load;
 use crate::problem::{Block, Problem};
 use crate::radix;
 
@@ -32,7 +33,7 @@ pub struct LowerBound {
 
 /// The bound of a problem that passes its check.
 pub(crate) fn of(problem: &Problem) -> LowerBound {
-    let load = problem.load();
+    let load = load::peak(problem);
     let mut best = LowerBound { bytes: load.max, at: load.at, align: 1 };
     for block in &problem.blocks {
         if block.size > best.bytes {

@@ -183,7 +183,7 @@ fn cover(levels: &[usize], mut from: usize, mut to: usize, mut visit: impl FnMut
 
 /// Places the items that have no offset yet; by item, `given` says which have. All that wrap round the beginning of the
 /// view on a circle must be given, and on a line all that live at it, where it is not an end. Returns the height in bytes; `None`, and
-/// offsets without meaning, where the given blocks make it too much work or the height would reach `limit`.
+/// offsets without meaning, where the given blocks make it too much work or the height would reach `limit`. And how many were placed.
 pub(crate) fn sweep(
     timeline: &Timeline,
     view: View,
@@ -191,15 +191,24 @@ pub(crate) fn sweep(
     given: impl Fn(u32) -> bool,
     limit: u64,
     offsets: &mut [u64],
-) -> Option<u64> {
+) -> (Option<u64>, u64) {
     let mut pieces = pieces(timeline, view, given);
     // From the bottom up each is the neighbour of the one before.
     let begun = pieces.partition_point(|piece| piece.start == 0 && piece.given);
     pieces[..begun].sort_unstable_by_key(|piece| offsets[piece.item as usize]);
-    run(timeline, &pieces, taste, limit, offsets)
+    let mut placed = 0;
+    (run(timeline, &pieces, taste, limit, offsets, &mut placed), placed)
 }
 
-fn run(timeline: &Timeline, pieces: &[Piece], taste: Taste, limit: u64, offsets: &mut [u64]) -> Option<u64> {
+/// Walks along the pieces, counting those placed.
+fn run(
+    timeline: &Timeline,
+    pieces: &[Piece],
+    taste: Taste,
+    limit: u64,
+    offsets: &mut [u64],
+    placed: &mut u64,
+) -> Option<u64> {
     let mut cells = Cells::new(timeline, pieces, offsets);
     let mut gaps = Gaps::new();
     let ends = ends(pieces, timeline.ranks);
@@ -214,6 +223,7 @@ fn run(timeline: &Timeline, pieces: &[Piece], taste: Taste, limit: u64, offsets:
             gaps.take(nodes[gone as usize]);
             ended += 1;
         }
+        *placed += 1;
         let item = &timeline.items[piece.item as usize];
         let wish = Wish { size: item.size, align: item.align, end: piece.end };
         let (gap, offset) = if piece.given {

@@ -42,12 +42,16 @@ impl Effort {
         }
     }
 
-    /// The same for more than [`LARGE`] blocks, in blocks swept: 0.1 microseconds each here, half a second in all.
-    fn swept(self) -> u64 {
+    /// The same for `count` blocks where they are more than [`LARGE`], in blocks swept.
+    ///
+    /// One takes 0.1 microseconds here, so that this is about a second in all for 100,000 blocks as for a million, whose
+    /// check, ranks, bound and first sweep alone take half of it.
+    fn swept(self, count: u64) -> u64 {
+        let normal = 11_500_000u64.saturating_sub(7 * count).max(2 * count);
         match self {
-            Effort::Quick => 2_500_000,
-            Effort::Normal => 5_000_000,
-            Effort::Thorough => 250_000_000,
+            Effort::Quick => normal / 4,
+            Effort::Normal => normal,
+            Effort::Thorough => 50 * normal,
         }
     }
 }
@@ -177,7 +181,7 @@ impl Search {
 
     fn run_large(&mut self, effort: Effort) {
         let stop = || self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        let work = Work { left: effort.swept(), stop: &stop };
+        let work = Work { left: effort.swept(self.timeline.items.len() as u64), stop: &stop };
         let (height, name) = large::place(&self.timeline, self.bound, work, &mut self.offsets);
         (self.height, self.algorithm) = (height, name);
     }
