@@ -41,7 +41,7 @@
 //! A few hundred blocks take well below a millisecond where a skyline meets the bound, as it does on most recorded
 //! programs, and about 3 ms where it does not; 10,000 blocks take tens of milliseconds to a second. Up to there first and
 //! best fit, which are quadratic, run when all skylines failed; beyond, nothing is quadratic, and 100,000 as well as a
-//! million blocks take about a second of one core at most. There is no search at a given capacity: instances made to be hard
+//! million blocks take up to a second or one and a half of one core. There is no search at a given capacity: instances made to be hard
 //! end 1.08 to 1.16 times above their load. The circular load itself is not always attainable, and then no proof
 //! is found although the plan may be optimal. The crate starts no threads, calls no operating system except to read files,
 //! and reads a clock only under a time limit.

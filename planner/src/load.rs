@@ -253,6 +253,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn tables_sorted_ends_and_wide_sums_agree(
             rows in prop::collection::vec((0u64..40, 0u64..41, 0u64..9), 0..40),

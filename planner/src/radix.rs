@@ -40,6 +40,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn equals_keep_their_order(times in prop::collection::vec(prop_oneof![0u64..9, any::<u64>()], 0..300)) {
             let mut rows: Vec<(u64, usize)> = times.iter().copied().zip(0..).collect();
