@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
+use stepalloc_planner::generate::{self, Dice};
 use stepalloc_planner::{Event, Planner, Problem, StepProblem, Steps, trace, verify};
 
 /// Smaller blocks of the trace are left out: the allocator's default threshold, in bytes.
@@ -36,13 +37,8 @@ impl Case {
 /// frees as it begins.
 fn generated(blocks: u32) -> Case {
     let layers = blocks / LAYER;
-    let mut state = 88_172_645_463_325_252u64;
-    let mut dice = |sides: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) % sides
-    };
+    let mut random = Dice::new(1);
+    let mut dice = |sides: u64| random.below(sides);
     // 32 KiB to 16 MiB, of few kinds, as layers of networks are alike.
     let kinds: Vec<u64> = (0..16).map(|_| (MIN_BYTES + 64 * dice(512)) << dice(9)).collect();
     let sizes: Vec<u64> = (0..blocks).map(|_| kinds[dice(16) as usize]).collect();
@@ -133,5 +129,33 @@ fn planning(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, planning);
+/// Kinds of generated problems.
+type Kind = (&'static str, fn(usize, u64) -> Problem);
+
+/// Load and plan of generated problems by their size, from a hundred blocks to a million.
+fn scale(criterion: &mut Criterion) {
+    let kinds: [Kind; 3] = [
+        ("malloc-like", generate::malloc_like),
+        ("training-like", generate::training_like),
+        ("crossing", generate::crossing),
+    ];
+    for (name, kind) in kinds {
+        let mut group = criterion.benchmark_group(name);
+        group.sample_size(10).sampling_mode(SamplingMode::Flat);
+        group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(3));
+        for count in [100, 1_000, 10_000, 100_000, 1_000_000] {
+            let problem = kind(count, 1);
+            group.throughput(Throughput::Elements(count as u64));
+            group.bench_function(BenchmarkId::new("load", count), |bencher| {
+                bencher.iter(|| black_box(&problem).load());
+            });
+            group.bench_function(BenchmarkId::new("plan", count), |bencher| {
+                bencher.iter(|| plan(Planner::new(), black_box(&problem)));
+            });
+        }
+        group.finish();
+    }
+}
+
+criterion_group!(benches, planning, scale);
 criterion_main!(benches);

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use stepalloc_planner::{Block, Buffers, Counts, Effort, Input, Planner, Problem, Within, read_any, verify};
+use stepalloc_planner::{Buffers, Counts, Effort, Input, Planner, Within, generate, read_any, verify};
 
 fn main() -> ExitCode {
     let mut code = ExitCode::SUCCESS;
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
             }
             _ if path.starts_with("random:") => {
                 let count = path["random:".len()..].parse().unwrap_or(1000);
-                let problem = random(count);
+                let problem = generate::crossing(count, 1);
                 show(
                     &Input::Buffers(Buffers { name: path, problem, ..Buffers::default() }),
                     0,
@@ -87,23 +87,4 @@ fn show(input: &Input, min: u64, planner: &Planner, within: bool) {
         }
         Err(error) => println!("{}: {error}", input.name()),
     }
-}
-
-/// Crossing lifetimes of geometric lengths and sizes, from a fixed seed.
-fn random(count: u64) -> Problem {
-    let mut state = 88_172_645_463_325_252u64;
-    let mut dice = |sides: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) % sides
-    };
-    let mut blocks = Vec::new();
-    for id in 0..count {
-        let lower = dice(2 * count);
-        let (scale, class) = (dice(8), dice(12));
-        let (length, size) = (1 + dice(2 << scale), 1 + dice(16 << class));
-        blocks.push(Block { id, lower, upper: lower + length, size, align: 1 });
-    }
-    Problem { blocks, period: None, ..Problem::default() }
 }

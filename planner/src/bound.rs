@@ -20,9 +20,11 @@
 use std::collections::BTreeMap;
 
 use crate::constraints::Fixed;
+use crate::load;
 use crate::needs::Needs;
 use crate::pieces::{Families, Piece};
 use crate::problem::Problem;
+use crate::radix;
 
 /// Bytes that no plan can do without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,7 +75,7 @@ type Span = (usize, u64, u64, u64);
 
 /// The bound of a problem that passes its check.
 pub(crate) fn of(problem: &Problem) -> LowerBound {
-    let load = problem.load();
+    let load = load::peak(problem);
     let mut best = LowerBound { bytes: load.max, at: load.at, align: 1 };
     for block in &problem.blocks {
         if block.size > best.bytes {
@@ -139,29 +141,25 @@ fn rounded(members: Vec<Span>, period: Option<u64>, align: u64) -> LowerBound {
     if members.iter().all(|&(.., size)| size % align == 0) {
         return best; // Nothing to round: the plain load is at least as good.
     }
-    // Ends sort before starts at the same event.
-    let mut events: Vec<(u64, bool, u64)> = Vec::with_capacity(2 * members.len() + 2);
-    for (_, lower, upper, size) in members {
-        match period {
-            Some(period) if lower >= period => {
-                events.push((lower - period, true, size));
-                events.push((upper - period, false, size));
-            }
-            Some(period) if upper > period => {
-                events.push((lower, true, size));
-                events.push((0, true, size));
-                events.push((upper - period, false, size));
-            }
-            _ => {
-                events.push((lower, true, size));
-                events.push((upper, false, size));
-            }
+    // Times on the circle, and whether the span was alive at 0 already.
+    let turned = |(_, lower, upper, size): Span| match period {
+        Some(period) if lower >= period => (lower - period, upper - period, size, false),
+        Some(period) if upper > period => (lower, upper - period, size, true),
+        _ => (lower, upper, size, false),
+    };
+    // Ends first: sorting keeps them before the starts at the same event.
+    let mut events: Vec<(u64, (bool, u64))> = Vec::with_capacity(2 * members.len());
+    events.extend(members.iter().map(|&span| turned(span)).map(|(_, upper, size, _)| (upper, (false, size))));
+    for (lower, _, size, wraps) in members.iter().map(|&span| turned(span)) {
+        if wraps {
+            events.push((0, (true, size)));
         }
+        events.push((lower, (true, size)));
     }
-    events.sort_unstable();
+    radix::sort(&mut events);
     let (mut sum, mut slacks) = (0u64, BTreeMap::<u64, u32>::new());
     for group in events.chunk_by(|a, b| a.0 == b.0) {
-        for &(_, starts, size) in group {
+        for &(_, (starts, size)) in group {
             let whole = size.next_multiple_of(align);
             let slack = whole - size;
             if starts {

@@ -44,14 +44,16 @@
 //! # Costs and limits
 //!
 //! A few hundred blocks take well below a millisecond where a skyline meets the bound, as it does on most recorded
-//! programs, and about 3 ms where it does not; 10,000 blocks take tens of milliseconds to seconds. First and best fit are
-//! quadratic, but run only when all skylines failed. There is no search at a given capacity: instances made to be hard
+//! programs, and about 3 ms where it does not; 10,000 blocks take tens of milliseconds to a second. Up to there first and
+//! best fit, which are quadratic, run when all skylines failed; beyond, nothing is quadratic, and 100,000 as well as a
+//! million blocks take up to a second or one and a half of one core. There is no search at a given capacity: instances made to be hard
 //! end 1.08 to 1.16 times above their load. The circular load itself is not always attainable, and then no proof
 //! is found although the plan may be optimal. With constraints the skylines see only the hulls of blocks, and first fit,
 //! O(n log n) for each block, does the work at every effort. The crate starts no threads, calls no operating system except
 //! to read files, and reads a clock only under a time limit.
 #![forbid(unsafe_code)]
 
+mod bins;
 pub mod bound;
 mod calendar;
 mod capacity;
@@ -64,19 +66,23 @@ mod dice;
 mod fit;
 mod forest;
 mod gaps;
+pub mod generate;
 mod groups;
 mod improve;
+mod large;
 pub mod lifetime;
 mod limits;
 mod lines;
 pub mod load;
 mod mosaic;
 mod needs;
+mod online;
 pub mod order;
 mod pieces;
 pub mod plan;
 pub mod planner;
 pub mod problem;
+mod radix;
 pub mod read;
 pub mod replan;
 pub mod rotation;
@@ -85,6 +91,7 @@ mod sections;
 mod skyline;
 pub mod steps;
 mod timeline;
+mod tower;
 pub mod trace;
 pub mod verify;
 

@@ -1,15 +1,15 @@
 //! The load: live bytes over time, and its maximum.
 //!
-//! One sweep over the sorted starts and ends. On a circle the blocks that wrap are alive at time 0 already, and a
-//! block longer than the period counts once more for each whole period it lasts. What constraints make of it is the
-//! business of `needs`.
+//! One sweep over the starts and ends: by a table of all times where there are few, by sorting them in linear time else.
+//! On a circle the blocks that wrap are alive at time 0 already, and a block longer than the period counts once more for
+//! each whole period it lasts. What constraints make of it is the business of `needs`.
 
 use crate::needs::Needs;
 use crate::pieces::Families;
-use crate::problem::Problem;
+use crate::problem::{Block, Problem};
+use crate::radix;
 
-/// Live bytes over time, a step function. Where constraints let blocks share bytes, it counts what any plan needs: see
-/// [`crate::Problem::load`].
+/// Live bytes over time, a step function.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Load {
     /// `(event, bytes)`: from this event on, until the next entry's, so many bytes are alive. Events ascend strictly,
@@ -27,6 +27,15 @@ type Change = (u64, i128);
 
 /// The load of a problem.
 pub(crate) fn sweep(problem: &Problem) -> Load {
+    of(problem, true)
+}
+
+/// The largest load of a problem and where it is, without the curve: a million blocks have one of 32 MB.
+pub(crate) fn peak(problem: &Problem) -> Load {
+    of(problem, false)
+}
+
+fn of(problem: &Problem, keep: bool) -> Load {
     if !problem.constraints.is_empty()
         && problem.check().is_ok()
         && let Ok(families) = Families::new(problem)
@@ -35,6 +44,123 @@ pub(crate) fn sweep(problem: &Problem) -> Load {
         changes.sort_unstable();
         return integrate(&changes);
     }
+    let curve = Curve::new(keep, 2 * problem.blocks.len());
+    match sound(problem) {
+        Some(0) => Load::default(),
+        Some(end) if end <= DENSE * problem.blocks.len() as u64 => dense(problem, end, curve),
+        Some(_) => sparse(problem, curve),
+        None => unsound(problem),
+    }
+}
+
+/// Times per block up to which a table of all times is faster than sorted ends: recorded steps have two.
+const DENSE: u64 = 4;
+
+/// Whether sums of sizes stay below 2^64 and no block meets itself: the end of the last lifetime, or the period.
+fn sound(problem: &Problem) -> Option<u64> {
+    let period = problem.period.unwrap_or(u64::MAX);
+    let (mut bytes, mut end, mut sound) = (0u128, 0, period > 0);
+    for block in &problem.blocks {
+        bytes += u128::from(block.size);
+        sound &= block.lower < period && block.length() <= period;
+        end = end.max(block.upper);
+    }
+    (sound && bytes < u128::from(u64::MAX) && end < u64::MAX).then(|| problem.period.unwrap_or(end))
+}
+
+/// Blocks with a length and a size.
+fn alive(problem: &Problem) -> impl Iterator<Item = &Block> {
+    problem.blocks.iter().filter(|block| block.size > 0 && block.upper > block.lower)
+}
+
+/// A curve under way.
+struct Curve {
+    load: Load,
+    live: u64,
+    /// Whether more than the maximum is wanted.
+    keep: bool,
+}
+
+impl Curve {
+    fn new(keep: bool, most: usize) -> Curve {
+        let curve = Vec::with_capacity(if keep { most } else { 0 });
+        Curve { load: Load { curve, ..Load::default() }, live: 0, keep }
+    }
+
+    /// From `at` on, so many bytes are alive.
+    fn goes_to(&mut self, at: u64, live: u64) {
+        if live == self.live {
+            return;
+        }
+        self.live = live;
+        if self.keep {
+            self.load.curve.push((at, live));
+        }
+        if live > self.load.max {
+            (self.load.max, self.load.at) = (live, at);
+        }
+    }
+}
+
+/// The load by a table of all times up to `end`; changes are added modulo 2^64, and their sums are bytes alive.
+fn dense(problem: &Problem, end: u64, mut curve: Curve) -> Load {
+    let mut changes = vec![0u64; end as usize + 1];
+    let mut change = |at: u64, bytes: u64| {
+        let sum = &mut changes[at as usize];
+        *sum = sum.wrapping_add(bytes);
+    };
+    for block in alive(problem) {
+        change(block.lower, block.size);
+        let mut upper = block.upper;
+        if upper > end {
+            change(0, block.size);
+            upper -= end;
+        }
+        change(upper, block.size.wrapping_neg());
+    }
+    let mut live = 0u64;
+    // On a circle nothing happens at the period's end that does not at its beginning.
+    let last = if problem.period.is_some() { end } else { end + 1 };
+    for (at, &bytes) in (0..last).zip(&changes) {
+        live = live.wrapping_add(bytes);
+        curve.goes_to(at, live);
+    }
+    curve.load
+}
+
+/// The load by starts and ends, sorted.
+fn sparse(problem: &Problem, mut curve: Curve) -> Load {
+    let period = problem.period.unwrap_or(u64::MAX);
+    let mut starts: Vec<(u64, u64)> = Vec::new();
+    let mut ends: Vec<(u64, u64)> = Vec::new();
+    for block in alive(problem) {
+        if block.upper > period {
+            starts.push((0, block.size));
+        }
+        if block.upper != period {
+            ends.push((if block.upper > period { block.upper - period } else { block.upper }, block.size));
+        }
+    }
+    starts.extend(alive(problem).map(|block| (block.lower, block.size)));
+    radix::sort(&mut starts);
+    radix::sort(&mut ends);
+    let mut live = 0u64;
+    let (mut starts, mut ends) = (starts.into_iter().peekable(), ends.into_iter().peekable());
+    while let Some(at) = starts.peek().into_iter().chain(ends.peek()).map(|edge| edge.0).min() {
+        // Sums modulo 2^64, so in any order.
+        while let Some((_, bytes)) = starts.next_if(|edge| edge.0 == at) {
+            live = live.wrapping_add(bytes);
+        }
+        while let Some((_, bytes)) = ends.next_if(|edge| edge.0 == at) {
+            live = live.wrapping_sub(bytes);
+        }
+        curve.goes_to(at, live);
+    }
+    curve.load
+}
+
+/// The load of a problem that fails its check, too.
+fn unsound(problem: &Problem) -> Load {
     let mut changes: Vec<Change> = Vec::with_capacity(2 * problem.blocks.len());
     for block in &problem.blocks {
         let bytes = i128::from(block.size);
@@ -91,8 +217,9 @@ fn integrate(changes: &[Change]) -> Load {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
-    use crate::problem::Block;
 
     fn block(lower: u64, upper: u64, size: u64) -> Block {
         Block { id: 0, lower, upper, size, align: 1 }
@@ -134,6 +261,26 @@ mod tests {
             Problem { blocks: vec![block(3, 3, 9), block(1, 5, 0)], period: None, ..Problem::default() }
                 .load();
         assert_eq!(load, Load::default());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn tables_sorted_ends_and_wide_sums_agree(
+            rows in prop::collection::vec((0u64..40, 0u64..41, 0u64..9), 0..40),
+            period in prop::option::of(Just(40u64)),
+        ) {
+            let blocks = rows.iter().map(|&(lower, length, size)| block(lower, lower + length, size)).collect();
+            let problem = Problem::new(blocks).with_period(period);
+            let expected = unsound(&problem);
+            let end = sound(&problem).expect("sound");
+            prop_assert_eq!(&dense(&problem, end, Curve::new(true, 0)), &expected);
+            prop_assert_eq!(&sparse(&problem, Curve::new(true, 0)), &expected);
+            prop_assert_eq!(&sweep(&problem), &expected);
+            let peak = peak(&problem);
+            prop_assert_eq!((peak.max, peak.at), (expected.max, expected.at));
+        }
     }
 
     #[test]

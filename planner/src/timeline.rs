@@ -9,6 +9,9 @@ use crate::problem::Problem;
 /// The circle of a problem that has none: no rank reaches it.
 pub(crate) const NEVER: u32 = u32::MAX / 2;
 
+/// Times per moment up to which a table of all times is smaller and faster than a sorted list of the moments.
+const DENSE: u64 = 4;
+
 /// A block to be placed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Item {
@@ -47,12 +50,10 @@ impl Timeline {
             Some(period) if time >= period => time - period,
             _ => time,
         };
-        let mut moments: Vec<u64> = alive().flat_map(|(_, block)| [block.lower, fold(block.upper)]).collect();
-        moments.sort_unstable();
-        moments.dedup();
-        // `Problem::check` bounds the blocks, hence the moments.
-        let ranks = moments.len() as u32;
-        let rank = |time: u64| moments.partition_point(|&moment| moment < time) as u32;
+        let moments = || alive().flat_map(|(_, block)| [block.lower, fold(block.upper)]);
+        let clock = Clock::new(moments, 2 * problem.blocks.len());
+        let ranks = clock.ranks();
+        let rank = |time: u64| clock.rank(time);
         let items = alive()
             .map(|(index, block)| {
                 let lower = rank(block.lower);
@@ -71,9 +72,75 @@ impl Timeline {
         Timeline { items, ranks, turn: if problem.period.is_some() { ranks } else { NEVER } }
     }
 
+    /// Some of the items alone, with ranks of their own; a circle stays one.
+    pub fn of(&self, items: &[u32]) -> Timeline {
+        let fold = |rank: u32| if rank >= self.turn { rank - self.turn } else { rank };
+        let chosen = || items.iter().map(|&item| self.items[item as usize]);
+        let moments = || chosen().flat_map(|item| [item.lower, fold(item.upper)]);
+        let first = moments().min().unwrap_or(0);
+        let mut ranks = vec![0u32; moments().max().map_or(0, |last| (last - first) as usize + 1)];
+        moments().for_each(|rank| ranks[(rank - first) as usize] = 1);
+        let mut count = 0;
+        for rank in &mut ranks {
+            count += std::mem::replace(rank, count);
+        }
+        let rank = |old: u32| ranks[(old - first) as usize];
+        let items = chosen().map(|item| {
+            let turns = if fold(item.upper) == item.upper { 0 } else { count };
+            Item { lower: rank(item.lower), upper: rank(fold(item.upper)) + turns, ..item }
+        });
+        let items = items.collect();
+        Timeline { items, ranks: count, turn: if self.circular() { count } else { NEVER } }
+    }
+
     /// Whether time is a circle.
     pub fn circular(&self) -> bool {
         self.turn != NEVER
+    }
+}
+
+/// Times of a problem, and their ranks.
+enum Clock {
+    /// By time: its rank. For times that are not many more than the blocks, as indices of events are.
+    Dense { ranks: Vec<u32>, count: u32 },
+    /// Times, ascending.
+    Sparse(Vec<u64>),
+}
+
+impl Clock {
+    /// Of up to `count` moments, in any order and more than once.
+    fn new<M: Iterator<Item = u64>>(moments: impl Fn() -> M, count: usize) -> Clock {
+        let end = moments().max().map_or(0, |last| last.saturating_add(1));
+        if end <= DENSE * count as u64 {
+            let mut ranks = vec![0u32; end as usize];
+            moments().for_each(|time| ranks[time as usize] = 1);
+            let mut count = 0;
+            for rank in &mut ranks {
+                // `Problem::check` bounds the blocks, hence the moments.
+                count += std::mem::replace(rank, count);
+            }
+            return Clock::Dense { ranks, count };
+        }
+        let mut sorted: Vec<u64> = Vec::with_capacity(count);
+        sorted.extend(moments());
+        sorted.sort_unstable();
+        sorted.dedup();
+        Clock::Sparse(sorted)
+    }
+
+    fn ranks(&self) -> u32 {
+        match self {
+            Clock::Dense { count, .. } => *count,
+            Clock::Sparse(sorted) => sorted.len() as u32,
+        }
+    }
+
+    /// The rank of one of the moments.
+    fn rank(&self, time: u64) -> u32 {
+        match self {
+            Clock::Dense { ranks, .. } => ranks[time as usize],
+            Clock::Sparse(sorted) => sorted.partition_point(|&moment| moment < time) as u32,
+        }
     }
 }
 
