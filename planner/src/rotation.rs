@@ -101,7 +101,7 @@ pub fn rotate(problem: &Problem, planner: &Planner, limit: usize) -> Result<Rota
             // Fewer periods could be planned, so that is the answer.
             Err(error) => return best.ok_or(error),
         };
-        let mut plan = planner.plan(&unrolled)?;
+        let plan = planner.plan(&unrolled)?;
         if let Some(best) = &best
             && best.height <= plan.height
         {
@@ -113,8 +113,9 @@ pub fn rotate(problem: &Problem, planner: &Planner, limit: usize) -> Result<Rota
             periods,
             offsets: (0..periods).map(rest).collect(),
             height: plan.height,
-            lower_bound: plan.lower_bound,
-            proof: plan.proof.take(),
+            // What a search proves holds for so many periods alone; more of them may do with less.
+            lower_bound: unrolled.lower_bound().bytes,
+            proof: plan.proof.filter(|&proof| proof == Proof::LoadBound),
             algorithm: plan.algorithm,
         });
         if best.as_ref().is_some_and(Rotation::optimal) {
