@@ -90,8 +90,13 @@ impl Planner {
         Ok(search.into_plan(problem))
     }
 
+    /// How much work a plan is worth.
+    pub(crate) fn worth(&self) -> Effort {
+        self.effort
+    }
+
     /// When to stop.
-    fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.time_limit.and_then(|limit| Instant::now().checked_add(limit))
     }
 }
