@@ -49,6 +49,7 @@
 //! to read files, and reads a clock only under a time limit.
 #![forbid(unsafe_code)]
 
+pub mod arenas;
 pub mod bound;
 mod constrained;
 pub mod constraints;
@@ -76,6 +77,7 @@ mod timeline;
 pub mod trace;
 pub mod verify;
 
+pub use arenas::{Arena, ArenaError, ArenasPlan, Place, Used};
 pub use bound::LowerBound;
 pub use constraints::{ConstraintError, Constraints, Fixed, Gap, InPlace, Inside};
 pub use csv::Buffers;
@@ -90,4 +92,4 @@ pub use problem::{Block, Problem, ProblemError};
 pub use read::{Input, read_any};
 pub use steps::{Event, Key, StepProblem, Steps};
 pub use trace::Trace;
-pub use verify::{Unproven, Violation, verify, verify_bound};
+pub use verify::{ArenaViolation, Unproven, Violation, verify, verify_arenas, verify_bound};

@@ -150,7 +150,7 @@ proptest! {
     }
 
     #[test]
-    fn a_kind_twice_is_planned_as_once(kind in kinds()) {
+    fn a_kind_twice_has_the_bound_of_one(kind in kinds()) {
         let Some(kind) = kind.first() else { return Ok(()) };
         let plan = plan(&[kind.clone(), kind.clone()]);
         prop_assert_eq!(plan.shared.lower_bound, plan.alone_bound());
