@@ -22,8 +22,11 @@
 //! - [`Problem::load`] and [`Problem::lower_bound`] say what no plan can do without.
 //! - [`Planner`] fills skylines in several orders, tries first and best fit, and goes on from the best skyline with
 //!   changed orders until it meets the bound or has done its work. The same problem gives the same plan, everywhere.
+//! - [`Planner::plan_kinds`] plans several [`kinds`] of steps, all in one plan and each alone; [`Planner::plan_arenas`]
+//!   deals blocks out to several [`arenas`] with capacities.
 //! - [`Plan`] carries its height, the bound, and the proof where the two meet.
-//! - [`verify()`] trusts none of the above and checks a plan against the rules alone, [`verify_bound()`] a bound.
+//! - [`verify()`] trusts none of the above and checks a plan against the rules alone, [`verify_arenas()`] one
+//!   for several arenas, [`verify_bound()`] a bound.
 //!
 //! ```
 //! use stepalloc_planner::{Block, Planner, Problem, verify};
