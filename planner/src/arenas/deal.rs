@@ -9,7 +9,7 @@ use crate::groups::Groups;
 use crate::mosaic::Mosaic;
 use crate::order::Order;
 use crate::pieces::Families;
-use crate::planner::Planner;
+use crate::planner::{Effort, Planner};
 use crate::problem::{Block, Problem, ProblemError};
 
 /// Plans made to move single families up. What is left then stays where it is: planning an arena costs milliseconds to
@@ -21,7 +21,7 @@ const LOOKS: usize = 16 * MOVES;
 
 /// Blocks on their way to arenas.
 pub(super) struct Deal<'a> {
-    planner: &'a Planner,
+    planner: Planner,
     problem: &'a Problem,
     arenas: &'a [Arena],
     families: Families,
@@ -36,7 +36,7 @@ pub(super) struct Deal<'a> {
 impl<'a> Deal<'a> {
     /// Nobody has a place yet.
     pub fn new(
-        planner: &'a Planner,
+        planner: Planner,
         problem: &'a Problem,
         arenas: &'a [Arena],
         allowed: &[Vec<usize>],
@@ -152,12 +152,15 @@ impl<'a> Deal<'a> {
         (0..self.arenas.len()).all(|arena| self.plan(arena, self.limit(arena)))
     }
 
-    /// Deals all blocks out by first fit, in several orders, and keeps the best.
+    /// Deals all blocks out by first fit in several orders, improves each a little, and the best at full effort.
     pub fn deal_out(&mut self) {
+        let planner = self.planner;
+        self.planner = planner.effort(Effort::Quick);
         let groups = Groups::new(self.problem, false);
         let mut best: Option<(_, Vec<Option<usize>>, Vec<u64>)> = None;
         for order in Order::ALL {
             self.fill(&groups, order.sort(&groups.timeline));
+            self.improve();
             let cost = self.cost();
             if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
                 best = Some((cost, self.home.clone(), self.offsets.clone()));
@@ -166,9 +169,11 @@ impl<'a> Deal<'a> {
         if let Some((_, home, offsets)) = best {
             (self.home, self.offsets) = (home, offsets);
         }
+        self.planner = planner;
+        self.improve();
     }
 
-    /// First fit in an order; families that have few arenas to go to come first.
+    /// First fit in an order, but families that have few arenas to go to come first.
     fn fill(&mut self, groups: &Groups, mut order: Vec<u32>) {
         let items = &groups.timeline.items;
         let root = |item: u32| self.families.root[items[item as usize].block as usize] as usize;
@@ -176,7 +181,7 @@ impl<'a> Deal<'a> {
         order.sort_by_key(|&item| (fixed(item).is_none(), self.allowed[root(item)].len()));
         let mut mosaics: Vec<Mosaic> = self.arenas.iter().map(|_| Mosaic::default()).collect();
         let mut by_item = vec![0; items.len()];
-        // By root; who uses no bytes ever fits wherever there is room for it alone.
+        // By root.
         let mut homes: Vec<Option<usize>> = vec![None; self.home.len()];
         let mut placed = vec![false; self.home.len()];
         for item in order {
@@ -194,12 +199,15 @@ impl<'a> Deal<'a> {
             }
         }
         self.offsets = groups.offsets(&by_item, self.home.len());
+        // What is never in use goes wherever there is room for it alone.
+        let mut ends = vec![0; self.home.len()];
         for (index, block) in self.problem.blocks.iter().enumerate() {
-            if self.families.root[index] as usize == index && !placed[index] {
-                let end = self.offsets[index] + block.size;
-                let mut fitting = self.allowed[index].iter();
-                homes[index] = fitting.find(|&&arena| self.arenas[arena].holds(end)).copied();
-            }
+            let end: &mut u64 = &mut ends[self.families.root[index] as usize];
+            *end = (*end).max(self.offsets[index] + block.size);
+        }
+        for (root, end) in ends.into_iter().enumerate().filter(|&(root, _)| !placed[root]) {
+            let mut fitting = self.allowed[root].iter();
+            homes[root] = fitting.find(|&&arena| self.arenas[arena].holds(end)).copied();
         }
         self.home = self.families.root.iter().map(|&root| homes[root as usize]).collect();
     }
@@ -228,8 +236,15 @@ impl<'a> Deal<'a> {
         better.count() as u128
     }
 
+    /// Plans the arenas, and moves what it can.
+    fn improve(&mut self) {
+        self.plan_each();
+        self.move_up();
+        self.plan_each();
+    }
+
     /// Plans every arena by itself, where that makes it lower.
-    pub fn plan_each(&mut self) {
+    fn plan_each(&mut self) {
         for arena in 0..self.arenas.len() {
             let height = self.height(arena);
             self.plan(arena, Some(height));
@@ -237,7 +252,7 @@ impl<'a> Deal<'a> {
     }
 
     /// Moves families to arenas they like better, those without a place first, then those of most bytes and events.
-    pub fn move_up(&mut self) {
+    fn move_up(&mut self) {
         let mut roots: Vec<usize> = (0..self.home.len())
             .filter(|&index| self.families.root[index] as usize == index && self.away(index) > 0)
             .collect();
