@@ -94,7 +94,7 @@ fn recorded(name: &str) -> Option<Case> {
     Some(Case { name: name.to_owned(), steps: steps.collect() })
 }
 
-fn plan(planner: Planner, problem: &Problem) -> (Vec<u64>, u64) {
+fn plan(planner: &Planner, problem: &Problem) -> (Vec<u64>, u64) {
     let plan = planner.plan(problem).unwrap_or_else(|error| panic!("{error}"));
     (plan.offsets, plan.height)
 }
@@ -112,7 +112,7 @@ fn planning(criterion: &mut Criterion) {
     }
     group.finish();
 
-    for (effort, planner) in [("quick", Planner::quick()), ("new", Planner::new())] {
+    for (effort, planner) in [("quick", &Planner::quick()), ("new", &Planner::new())] {
         let mut group = criterion.benchmark_group("plan");
         // A plan of 10,000 blocks may take seconds.
         group.sample_size(10).sampling_mode(SamplingMode::Flat);
@@ -150,7 +150,7 @@ fn scale(criterion: &mut Criterion) {
                 bencher.iter(|| black_box(&problem).load());
             });
             group.bench_function(BenchmarkId::new("plan", count), |bencher| {
-                bencher.iter(|| plan(Planner::new(), black_box(&problem)));
+                bencher.iter(|| plan(&Planner::new(), black_box(&problem)));
             });
         }
         group.finish();

@@ -22,11 +22,13 @@
 //! - [`Problem::load`] and [`Problem::lower_bound`] say what no plan can do without.
 //! - [`Planner`] fills skylines in several orders, tries first and best fit, and goes on from the best skyline with
 //!   changed orders until it meets the bound or has done its work. The same problem gives the same plan, everywhere.
+//! - [`Planner::plan_kinds`] plans several [`kinds`] of steps, all in one plan and each alone; [`Planner::plan_arenas`]
+//!   deals blocks out to several [`arenas`] with capacities.
 //! - [`Plan`] carries its height, the bound, and the proof where the two meet.
 //! - [`Replanner`] follows changes of a planned problem in proportion to them and moves nothing else; [`replan()`] finds
 //!   the changes itself. [`rotate`] plans several periods as one where the circular load is not attainable in one.
-//! - [`verify()`] trusts none of the above and checks a plan against the rules alone.
-//! - [`verify()`] trusts none of the above and checks a plan against the rules alone, [`verify_bound()`] a bound.
+//! - [`verify()`] trusts none of the above and checks a plan against the rules alone, [`verify_arenas()`] one
+//!   for several arenas, [`verify_bound()`] a bound.
 //!
 //! ```
 //! use stepalloc_planner::{Block, Planner, Problem, verify};
@@ -53,6 +55,7 @@
 //! to read files, and reads a clock only under a time limit.
 #![forbid(unsafe_code)]
 
+pub mod arenas;
 mod bins;
 pub mod bound;
 mod calendar;
@@ -69,6 +72,7 @@ mod gaps;
 pub mod generate;
 mod groups;
 mod improve;
+pub mod kinds;
 mod large;
 pub mod lifetime;
 mod limits;
@@ -95,9 +99,11 @@ mod tower;
 pub mod trace;
 pub mod verify;
 
+pub use arenas::{Arena, ArenaError, ArenasPlan, Place, Used};
 pub use bound::LowerBound;
 pub use constraints::{ConstraintError, Constraints, Fixed, Gap, InPlace, Inside};
 pub use csv::Buffers;
+pub use kinds::{Kind, KindError, KindsPlan, Smaller};
 pub use lifetime::{Counts, Lifetime};
 pub use limits::Progress;
 pub use lines::ReadError;
@@ -111,4 +117,4 @@ pub use replan::{Change, ReplanError, Replanned, Replanner, replan};
 pub use rotation::{Rotation, RotationError, rotate, verify_rotation};
 pub use steps::{Event, Key, StepProblem, Steps};
 pub use trace::Trace;
-pub use verify::{Unproven, Violation, verify, verify_bound};
+pub use verify::{ArenaViolation, Unproven, Violation, verify, verify_arenas, verify_bound};

@@ -45,13 +45,7 @@ impl Mosaic {
         let mut lay = |mosaic: &mut Mosaic, index: u32, offset: u64| {
             offsets[index as usize] = offset;
             height = height.max(offset + groups.timeline.items[index as usize].size);
-            mosaic.laid.extend(groups.parts(index).iter().map(|part| Laid {
-                span: part.span,
-                start: offset + part.from,
-                end: offset + part.to,
-                block: part.block,
-                shares: part.shares,
-            }));
+            mosaic.lay(groups, index, offset);
             height < limit
         };
         for (index, fixed) in groups.fixed.iter().enumerate() {
@@ -73,8 +67,19 @@ impl Mosaic {
         (Some(height), comparisons / COMPARISONS)
     }
 
-    /// The offset for a group.
-    fn room(&mut self, groups: &Groups, index: u32, fit: Fit) -> u64 {
+    /// Puts a group down.
+    pub fn lay(&mut self, groups: &Groups, index: u32, offset: u64) {
+        self.laid.extend(groups.parts(index).iter().map(|part| Laid {
+            span: part.span,
+            start: offset + part.from,
+            end: offset + part.to,
+            block: part.block,
+            shares: part.shares,
+        }));
+    }
+
+    /// The offset for a group among those put down.
+    pub fn room(&mut self, groups: &Groups, index: u32, fit: Fit) -> u64 {
         let (align, turn) = (groups.timeline.items[index as usize].align, groups.timeline.turn);
         self.forbidden.clear();
         for part in groups.parts(index) {

@@ -171,7 +171,13 @@ impl Planner {
         self
     }
 
-    fn limits(&self) -> Limits {
+    /// How much work a plan is worth.
+    pub(crate) fn worth(&self) -> Effort {
+        self.effort
+    }
+
+    /// When to stop before that.
+    pub(crate) fn limits(&self) -> Limits {
         let deadline = self.time_limit.and_then(|limit| Instant::now().checked_add(limit));
         Limits { deadline, watch: self.watch.clone() }
     }

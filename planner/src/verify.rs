@@ -5,6 +5,7 @@
 //! over time with an ordered map of the occupied ranges; on the circle what wraps is swept as two pieces. O(n log n),
 //! and for blocks that share bytes with others, times how many of those are in use together.
 
+mod arenas;
 mod bound;
 
 use std::collections::{BTreeMap, HashSet};
@@ -14,6 +15,7 @@ use thiserror::Error;
 use crate::constraints::{Fixed, Gap, InPlace, Inside};
 use crate::problem::Problem;
 
+pub use arenas::{ArenaViolation, verify_arenas};
 pub use bound::{Unproven, verify_bound};
 
 /// The first rule found broken. Blocks are named by their index in the problem and their id.
