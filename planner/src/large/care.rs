@@ -6,8 +6,12 @@ use std::fmt;
 use super::start::Start;
 use super::{ORDERS, Work, skyline_work};
 use crate::forest::Forest;
+use crate::improve::Walk;
 use crate::skyline;
 use crate::timeline::Timeline;
+
+/// Skylines tried on from the best. Most of what is to be gained comes with the first few dozen.
+const STEPS: u32 = 32;
 
 /// Which blocks are placed with care.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +68,7 @@ impl Placed {
     }
 }
 
-/// Places these blocks, and what lives across the start, by the skyline that is lowest; `None` where it is too much work
+/// Places these blocks, and what lives across the start, by the lowest skyline and some better ones; `None` where it is too much work
 /// or no lower than `limit`.
 pub(super) fn place(
     timeline: &Timeline,
@@ -93,10 +97,18 @@ pub(super) fn place(
         if let Some(height) = height {
             // Never better than the best in its own right: the others are not placed yet.
             limit = height;
-            best = Some(offsets.clone());
+            best = Some((order, offsets.clone()));
         }
     }
-    Some(Placed { care, items, offsets: best?, count })
+    let (order, offsets) = best?;
+    let mut walk = Walk::new(order.sort(&some), offsets, limit);
+    for _ in 0..STEPS {
+        if work.left < cost || (work.stop)() {
+            break;
+        }
+        work.left -= cost * walk.step(&some, &mut forest) / items.len().max(1) as u64;
+    }
+    Some(Placed { care, items, offsets: walk.offsets().to_vec(), count })
 }
 
 /// The items to be placed with care.
