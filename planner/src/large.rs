@@ -9,19 +9,15 @@
 
 mod care;
 mod start;
+mod sweeps;
+mod tries;
 
 use std::cmp::Reverse;
 
-use care::Care;
-use start::{Start, load, stack};
+use sweeps::Sweeps;
 
-use crate::bins::Taste;
-use crate::forest::Forest;
-use crate::online::{Manner, View, sweep};
 use crate::order::Order;
-use crate::skyline;
 use crate::timeline::Timeline;
-use crate::tower;
 
 /// Work of placing one block by a sweep, and by a sweep round given blocks: as the measured times are to each other, the
 /// first 0.2 microseconds.
@@ -33,26 +29,8 @@ fn skyline_work(count: u64) -> u64 {
     count * (2 + count.isqrt() / 16)
 }
 
-/// Blocks up to which skylines of all of them are tried, each a microsecond or two for a block.
-const SMALL: u64 = 200_000;
-
 /// Orders of skylines, the most successful first.
 const ORDERS: [Order; 4] = [Order::Length, Order::Area, Order::Start, Order::Size];
-
-/// Which part of the bound's bytes makes a block a large one. Blocks of a byte more than that are so few at any moment,
-/// and so hard to find room for, that how they lie decides.
-const LARGE: [u64; 4] = [256, 512, 128, 1024];
-
-/// Of all bytes and events, the part in large blocks from which on they are placed first.
-const HEAVY: u128 = 4;
-
-/// Of how many blocks one is placed with care, each tried in turn.
-const SHARES: [usize; 5] = [64, 32, 16, 8, 4];
-
-/// Hundredths of all bytes and events that hang from the ceiling: the smallest blocks. More of them round given blocks,
-/// where looking for a gap takes longest.
-const HUNG: [u64; 3] = [2, 8, 0];
-const HUNG_ROUND: u64 = 5;
 
 /// How much work the caller allows.
 pub(crate) struct Work<'a> {
@@ -68,43 +46,6 @@ struct Placement {
     offsets: Vec<u64>,
     height: u64,
     name: String,
-}
-
-/// One sweep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Try {
-    /// What has its offsets before.
-    care: Option<Care>,
-    backward: bool,
-    taste: Taste,
-    /// Hundredths of all bytes and events.
-    hung: u64,
-}
-
-impl Try {
-    /// What is left of a plan's name where nothing is placed with care.
-    fn name(self) -> String {
-        let taste = if self.taste == Taste::Tight { "tight " } else { "" };
-        let way = if self.backward { "backward" } else { "forward" };
-        match self.care {
-            None => format!("{taste}sweep {way}"),
-            Some(care) => format!("{taste}sweep {way} round {care}"),
-        }
-    }
-}
-
-/// The sweeps to try: with nothing placed before, and round what was placed with care, the most promising last of each.
-fn tries(timeline: &Timeline, bound: u64) -> [Vec<Try>; 2] {
-    let both = |care, hung| [true, false].map(|backward| Try { care, backward, taste: Taste::Alike, hung });
-    let mut plain: Vec<Try> = HUNG.iter().flat_map(|&hung| both(None, hung)).collect();
-    plain.extend([false, true].map(|backward| Try { care: None, backward, taste: Taste::Tight, hung: 0 }));
-    let bytes = LARGE.iter().map(|&part| Care::Bytes((bound / part).max(1)));
-    let shares = SHARES.iter().flat_map(|&share| [Care::Size(share), Care::Area(share)]);
-    let cares: Vec<Care> = bytes.chain(shares).filter(|care| care.any(timeline)).collect();
-    let mut round: Vec<Try> = cares.into_iter().flat_map(|care| both(Some(care), HUNG_ROUND)).collect();
-    plain.reverse();
-    round.reverse();
-    [plain, round]
 }
 
 /// Places all items into `offsets` (by item); tries nothing more at a height of `bound` or below. Returns the height in
@@ -182,186 +123,19 @@ fn parts(timeline: &Timeline) -> Vec<Vec<u32>> {
     parts
 }
 
-/// Sweeps of one timeline, one after the other.
-struct Sweeps<'a> {
-    timeline: &'a Timeline,
-    bound: u64,
-    start: Start,
-    /// What is still to try, the next one last; without and with care, and the least height of either in bytes.
-    tries: [Vec<Try>; 2],
-    least: [u64; 2],
-    /// What was placed with care last.
-    placed: Option<care::Placed>,
-    /// Offsets by item, of the sweep on trial.
-    trial: Vec<u64>,
-}
-
-impl<'a> Sweeps<'a> {
-    fn new(timeline: &'a Timeline, bound: u64) -> Sweeps<'a> {
-        let area = |at_least: u64| {
-            let items = timeline.items.iter().filter(|item| item.size >= at_least);
-            items.map(|item| u128::from(item.size) * u128::from(item.upper - item.lower)).sum::<u128>()
-        };
-        let heavy = area(bound / LARGE[0]) >= area(0) / HEAVY;
-        Sweeps {
-            timeline,
-            bound,
-            start: Start::new(timeline),
-            tries: tries(timeline, bound),
-            // Each is tried once, the more promising first, and then the lower one again.
-            least: [u64::from(heavy), u64::from(!heavy)],
-            placed: None,
-            trial: vec![0; timeline.items.len()],
-        }
-    }
-
-    fn count(&self) -> u64 {
-        self.timeline.items.len() as u64
-    }
-
-    /// A placement in nearly linear time.
-    fn first(&mut self, work: &mut Work) -> Placement {
-        // Blocks given before may make a sweep too much work.
-        for _ in 0..2 {
-            if let Some(next) = self.next()
-                && let Some(height) = self.run(next, u64::MAX, work)
-            {
-                return Placement { offsets: self.trial.clone(), height, name: next.name() };
-            }
-        }
-        // This is always valid, and never too much.
-        let order = Order::Length.sort(self.timeline);
-        let height = tower::place(self.timeline, &order, u64::MAX, &mut self.trial).unwrap_or(u64::MAX);
-        Placement { offsets: self.trial.clone(), height, name: String::from("tower by length") }
-    }
-
-    /// The sweep to try next.
-    fn next(&mut self) -> Option<Try> {
-        let [plain, round] = self.least;
-        let [first, other] = if plain <= round { [0, 1] } else { [1, 0] };
-        self.tries[first].pop().or_else(|| self.tries[other].pop())
-    }
-
-    /// One sweep, into `trial`. Returns its height in bytes, where it is less than `limit`.
-    fn run(&mut self, next: Try, limit: u64, work: &mut Work) -> Option<u64> {
-        let timeline = self.timeline;
-        let manner = Manner { taste: next.taste, hung: smallest(timeline, next.hung) };
-        let view = self.start.view(timeline, next.backward);
-        let (kind, cost, (height, placed)) = if let Some(care) = next.care {
-            if self.placed.as_ref().is_none_or(|placed| placed.care != care) {
-                self.placed = care::place(timeline, care, &self.start, limit, work);
-            }
-            let swept = self.placed.as_ref().map(|placed| {
-                let given = placed.give(&mut self.trial);
-                let given = |item: u32| given[item as usize];
-                sweep(timeline, view, manner, given, limit, &mut self.trial)
-            });
-            (1, FILLED, swept.unwrap_or((None, 0)))
-        } else {
-            let given = self.start.give(timeline, &mut self.trial);
-            let given = |item: u32| given[item as usize];
-            (0, SWEPT, sweep(timeline, view, manner, given, limit, &mut self.trial))
-        };
-        work.left = work.left.saturating_sub(cost * placed);
-        let least = &mut self.least[kind];
-        let this = height.unwrap_or(limit);
-        *least = if *least < 2 { this } else { this.min(*least) };
-        height
-    }
-
-    /// Tries to bring a placement down, until it is no higher than the bound or the work is done.
-    fn improve(&mut self, best: &mut Placement, work: &mut Work) {
-        let count = self.count();
-        let timeline = self.timeline;
-        let mut forest = None;
-        for order in ORDERS.into_iter().filter(|_| count <= SMALL) {
-            if best.height <= self.bound || work.left < skyline_work(count) || (work.stop)() {
-                return;
-            }
-            let forest = forest.get_or_insert_with(|| Forest::new(timeline));
-            forest.fill(&order.sort(timeline));
-            let (height, placed) = skyline::place(timeline, forest, best.height, &mut self.trial);
-            // What is given up early costs less.
-            work.left -= skyline_work(count) * placed / count.max(1);
-            self.offer(height, best, || format!("skyline by {}", order.name()));
-        }
-        while let Some(next) = self.next() {
-            if best.height <= self.bound || work.left < FILLED * count || (work.stop)() {
-                return;
-            }
-            let height = self.run(next, best.height, work);
-            self.offer(height, best, || next.name());
-        }
-        if !timeline.circular() && best.height > self.bound && work.left >= 2 * SWEPT * count {
-            work.left -= 2 * SWEPT * count;
-            let (height, _) = outward(timeline, best.height, &mut self.trial);
-            self.offer(height, best, || String::from("sweep outward"));
-        }
-    }
-
-    /// Takes the trial as the best, if it is a placement lower than that.
-    fn offer(&self, height: Option<u64>, best: &mut Placement, name: impl FnOnce() -> String) {
-        if let Some(height) = height.filter(|&height| height < best.height) {
-            *best = Placement { offsets: self.trial.clone(), height, name: name() };
-        }
-    }
-}
-
-/// The size below which blocks have so many hundredths of all bytes and events.
-fn smallest(timeline: &Timeline, share: u64) -> u64 {
-    // By size, eight to a power of two.
-    let class =
-        |size: u64| (size.ilog2() as usize) << 3 | (u128::from(size) << 3 >> size.ilog2() & 7) as usize;
-    let mut areas = [0u128; 64 << 3];
-    for item in &timeline.items {
-        areas[class(item.size)] += u128::from(item.size) * u128::from(item.upper - item.lower);
-    }
-    let most = areas.iter().sum::<u128>() / 100 * u128::from(share);
-    let mut sum = 0;
-    let fits = |&&area: &&u128| {
-        sum += area;
-        sum <= most
-    };
-    let classes = areas.iter().take_while(fits).count() as u64;
-    if share == 0 {
-        return 0;
-    }
-    // The least size of the class that does not fit.
-    ((8 | classes & 7) << (classes >> 3)) >> 3
-}
-
-/// What lives at the peak of a line side by side, the rest by sweeps from there to either end.
-fn outward(timeline: &Timeline, limit: u64, offsets: &mut [u64]) -> (Option<u64>, u64) {
-    let load = load(timeline);
-    let peak = (0..timeline.ranks).max_by_key(|&rank| (load[rank as usize], Reverse(rank))).unwrap_or(0);
-    let alive = |item: &u32| {
-        let item = &timeline.items[*item as usize];
-        item.lower <= peak && peak < item.upper
-    };
-    let mut items: Vec<u32> = (0..timeline.items.len() as u32).filter(alive).collect();
-    items.sort_by_key(|&item| Reverse(timeline.items[item as usize].length));
-    let given = stack(timeline, &items, offsets);
-    let (mut height, mut placed) = (Some(0), 0);
-    let manner = Manner { taste: Taste::Alike, hung: smallest(timeline, HUNG[0]) };
-    for backward in [false, true] {
-        let view = View { from: peak, backward };
-        let given = |item: u32| given[item as usize];
-        if let Some(before) = height {
-            let (half, some) = sweep(timeline, view, manner, given, limit, offsets);
-            (height, placed) = (half.map(|half| half.max(before)), placed + some);
-        }
-    }
-    (height, placed)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::start::Start;
+    use super::sweeps::outward;
     use super::*;
+    use crate::bins::Taste;
     use crate::bound;
     use crate::generate;
+    use crate::online::{Manner, sweep};
     use crate::problem::{Block, Problem};
+    use crate::tower;
     use crate::verify::{Violation, verify};
 
     /// Whether offsets by item are a plan.

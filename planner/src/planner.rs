@@ -72,7 +72,7 @@ impl Effort {
 /// One takes 0.1 microseconds here, so that this is about a second in all for 100,000 blocks as for a million, whose check,
 /// ranks, bound and first sweep alone take half of it.
 fn swept(count: u64, effort: Effort) -> u64 {
-    let normal = 14_000_000u64.saturating_sub(8 * count).max(6 * count);
+    let normal = 19_000_000u64.saturating_sub(13 * count).max(6 * count);
     if effort == Effort::Quick { normal / 4 } else { normal.saturating_mul(effort.factor()) }
 }
 

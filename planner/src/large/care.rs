@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::fmt;
 
 use super::start::Start;
-use super::{ORDERS, Work, skyline_work};
+use super::{FILLED, ORDERS, Work, skyline_work};
 use crate::forest::Forest;
 use crate::improve::Walk;
 use crate::skyline;
@@ -37,7 +37,7 @@ impl fmt::Display for Care {
 impl Care {
     /// Whether there are such blocks, and others.
     pub fn any(self, timeline: &Timeline) -> bool {
-        let most = timeline.items.len() / 2;
+        let most = timeline.items.len() / 4;
         match self {
             Care::Bytes(least) => {
                 (1..=most).contains(&timeline.items.iter().filter(|item| item.size >= least).count())
@@ -102,8 +102,10 @@ pub(super) fn place(
     }
     let (order, offsets) = best?;
     let mut walk = Walk::new(order.sort(&some), offsets, limit);
+    // No more than the sweep round them takes.
+    let enough = work.left.saturating_sub(FILLED * count as u64);
     for _ in 0..STEPS {
-        if work.left < cost || (work.stop)() {
+        if work.left < enough.max(cost) || (work.stop)() {
             break;
         }
         work.left -= cost * walk.step(&some, &mut forest) / items.len().max(1) as u64;
