@@ -253,7 +253,8 @@ pub enum ConstraintError {
     },
     /// Alignments of a family that no offset can satisfy together.
     #[error(
-        "block {id}: its alignment {align} at {distance} bytes into block {root} cannot be had together with the other alignments and offsets there; lower it or change the distance"
+        "block {id}: its alignment {align}{} cannot be had together with the other alignments and offsets there; lower it or change the distance",
+        if id == root { ", with views inside,".to_owned() } else { format!(" at {distance} bytes into block {root}") }
     )]
     InsideMisaligned {
         /// The block's id.
@@ -271,4 +272,34 @@ pub enum ConstraintError {
         /// The block's id.
         id: u64,
     },
+}
+
+impl ConstraintError {
+    /// The ids of the blocks named, the one to be changed first.
+    pub fn blocks(&self) -> Vec<u64> {
+        match *self {
+            ConstraintError::NoSuchBlock { .. } | ConstraintError::TooManyGaps { .. } => Vec::new(),
+            ConstraintError::EmptyGap { id, .. }
+            | ConstraintError::GapOutside { id, .. }
+            | ConstraintError::GapsOverlap { id, .. }
+            | ConstraintError::Window { id, .. }
+            | ConstraintError::FixedMisaligned { id, .. }
+            | ConstraintError::FixedOverflow { id, .. }
+            | ConstraintError::FixedTwice { id, .. }
+            | ConstraintError::InsideCycle { id }
+            | ConstraintError::InPlaceSelf { id } => vec![id],
+            // A block is the root of its own family.
+            ConstraintError::FixedView { id, root, .. }
+            | ConstraintError::InsideMisaligned { id, root, .. } => {
+                if id == root {
+                    vec![id]
+                } else {
+                    vec![id, root]
+                }
+            }
+            ConstraintError::InsideBeyond { id, of, .. } => vec![id, of],
+            ConstraintError::FixedOverlap { first, second, .. } => vec![first, second],
+            ConstraintError::InsideTwice { id, first, second } => vec![id, first, second],
+        }
+    }
 }
