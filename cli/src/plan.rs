@@ -44,7 +44,7 @@ Columns that BUFFERS.csv may have beyond id,lower,upper,size (empty where a buff
   inside     ID@BYTES, a view: lies in that buffer, so many bytes from its beginning
   in_place   ID ..., may share bytes with these buffers
   fixed      the offset the buffer must have
-  offset     of a solution: passed over
+  offset     of a solution: passed over without --fix-offsets
 Other columns are passed over and not written back.
 
 Exit status: 0 a valid plan was found (and written), 3 none within --capacity was found, 2 wrong arguments or files,
@@ -54,6 +54,7 @@ Examples:
   stepalloc plan buffers.csv
   stepalloc plan buffers.csv --capacity 1MiB --output solution.csv
   stepalloc plan buffers.csv --time-limit 60 --threads 2
+  stepalloc plan solution.csv --fix-offsets --period 100    is this plan valid, come round again?
   stepalloc plan trace.csv.gz --json -"
 )]
 pub struct Arguments {
@@ -66,6 +67,9 @@ pub struct Arguments {
     /// The buffers come again every EVENTS events: lifetimes may wrap round (a trace knows its own period)
     #[arg(long, allow_negative_numbers = true, value_name = "EVENTS", value_parser = whole)]
     period: Option<u64>,
+    /// Leave every buffer at the offset that the file's column offset gives it, or say why that cannot be
+    #[arg(long)]
+    fix_offsets: bool,
     /// Go on for about S seconds, or until the plan is proven optimal
     #[arg(long, allow_negative_numbers = true, value_name = "S", value_parser = seconds)]
     time_limit: Option<Duration>,
@@ -254,12 +258,19 @@ fn take_options(input: &mut Input, arguments: &Arguments) -> Result<(), PlanErro
         Input::Buffers(_) if arguments.min_bytes.is_some() => {
             Err(misplaced("--min-bytes", "traces", "a file of buffers"))
         }
+        Input::Buffers(buffers) if arguments.fix_offsets && buffers.offsets.is_none() => {
+            Err(misplaced("--fix-offsets", "buffers with a column offset", "a file without"))
+        }
         Input::Buffers(buffers) => {
             buffers.problem.period = arguments.period.or(buffers.problem.period);
-            Ok(())
+            let fixed = if arguments.fix_offsets { buffers.fix_offsets() } else { Ok(()) };
+            fixed.map_err(|source| refused(input, arguments, source))
         }
         Input::Trace { .. } if arguments.period.is_some() => {
             Err(misplaced("--period", "files of buffers", "a trace, which has its own"))
+        }
+        Input::Trace { .. } if arguments.fix_offsets => {
+            Err(misplaced("--fix-offsets", "buffers with a column offset", "a trace"))
         }
         Input::Trace { .. } => Ok(()),
     }
