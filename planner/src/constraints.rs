@@ -188,8 +188,8 @@ pub enum ConstraintError {
     },
     /// A fixed view that would begin before the arena, or contradicts another fixed block of its family.
     #[error(
-        "block {id}: fixed offset {offset}, but it lies {distance} bytes into block {root}, which therefore begins at {}; change one of the offsets or leave it out",
-        root_offset.map_or("a negative offset".to_owned(), |at| format!("{at} by another fixed offset"))
+        "block {id}: fixed offset {offset}, but {}; change one of the offsets or leave it out",
+        contrary(*id, *root, *distance, *root_offset)
     )]
     FixedView {
         /// The block's id.
@@ -272,6 +272,17 @@ pub enum ConstraintError {
         /// The block's id.
         id: u64,
     },
+}
+
+/// Where a fixed view puts the block it lies in, or a block with fixed views is put by these.
+fn contrary(id: u64, root: u64, distance: u64, root_offset: Option<u64>) -> String {
+    let begins =
+        root_offset.map_or("a negative offset".to_owned(), |at| format!("{at} by another fixed offset"));
+    if id == root {
+        format!("with views inside it begins at {begins}")
+    } else {
+        format!("it lies {distance} bytes into block {root}, which therefore begins at {begins}")
+    }
 }
 
 impl ConstraintError {

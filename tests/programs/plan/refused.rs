@@ -172,7 +172,7 @@ const CONSTRAINED: [(&str, usize, &str); 22] = [
     ("b,0,9,10,8,,,,4", 3, "fixed offset 4 is not a multiple of its alignment 8"),
     ("b,0,9,10,,,,,18446744073709551615", 3, "leaves too few of 2^64 bytes"),
     ("b,0,9,10,,,,,0\nc,8,10,10,,,,,9", 3, "both use byte 9 at event 8"),
-    ("b,0,9,10,,,c@1,,3\nc,0,9,20,,,,,3", 3, "fixed offset 3"),
+    ("b,0,9,10,,,c@1,,3\nc,0,9,20,,,,,3", 4, "fixed offset 3, but with views inside it begins at 2"),
     ("b,0,9,10,,,c@1,,0\nc,0,9,20,,,,,", 3, "a negative offset"),
 ];
 
