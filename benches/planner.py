@@ -2,14 +2,15 @@
 """Plans the instances and traces beside the repository, and prints CSV: height, lower bound, proof and CPU seconds (of one
 core, planning alone, without reading the file), medians of three runs of `stepalloc plan`.
 
-    cargo build --release
-    benches/planner.py > benches/results/planner.csv
+    cargo build --release --workspace --examples --bins
+    benches/planner.py --long > benches/results/planner.csv
     benches/readme.py
 
 Instances of google/minimalloc are planned within the capacity in their name and without one, and so are the same with ids
 shuffled, sizes times 7 and time reversed: a planner that knows them by heart would show. Where omnimalloc is installed (pip
-install omnimalloc), its supermalloc plans them in the same sitting. --long adds one run with a time limit of a minute for
-what is not proven optimal at once.
+install omnimalloc), its supermalloc plans them in the same sitting. Generated problems of 100,000 and a million blocks are
+planned by the example scale, one run each. --long adds one run with a time limit of a minute for what is not proven optimal at
+once.
 """
 import argparse, csv, json, pathlib, random, statistics, subprocess, sys, tempfile, time
 
@@ -105,6 +106,10 @@ def measure(command, long):
             for least in (32768, 4096):
                 figures = stepalloc(command, path, "--min-bytes", str(least))
                 yield row(path.name.split(".")[0], f"blocks of {least} bytes and more", figures)
+    scale = pathlib.Path(command).parent / "examples/scale"
+    for count in (100_000, 1_000_000):
+        ended = subprocess.run([scale, "--csv", str(count), "3", str(count)], capture_output=True, text=True, check=True)
+        yield from csv.DictReader(ended.stdout.splitlines(), FIELDS)
 
 
 def main():
@@ -114,8 +119,9 @@ def main():
     arguments = parser.parse_args()
     if not SHARED.is_dir():
         raise SystemExit(f"{SHARED}: not there; the instances and traces belong beside the repository")
-    if not pathlib.Path(arguments.stepalloc).exists():
-        raise SystemExit(f"{arguments.stepalloc}: not there; run cargo build --release first, or name it with --stepalloc")
+    for program in (pathlib.Path(arguments.stepalloc), pathlib.Path(arguments.stepalloc).parent / "examples/scale"):
+        if not program.exists():
+            raise SystemExit(f"{program}: not there; build it as this file's head says, or name the command with --stepalloc")
     out = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
     out.writeheader()
     for cells in measure(arguments.stepalloc, arguments.long):

@@ -3,9 +3,10 @@
 
     benches/pytorch.py > benches/results/pytorch.csv
     benches/instructions.sh > benches/results/instructions.csv
+    benches/planner.py --long > benches/results/planner.csv
     benches/readme.py
 """
-import csv, pathlib, re
+import csv, pathlib, re, statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -64,10 +65,71 @@ def instructions():
     return table(*rows)
 
 
+def instances():
+    """Within the capacity of the name, the slowest variant of the same; without one; and the rival."""
+    heads = ("instance", "blocks", "within its capacity", "same, slowest variant", "height / bound without one", "", "omnimalloc")
+    rows, results = [heads], read("planner.csv")
+    for name in dict.fromkeys(row["instance"] for row in results if row["variant"] == "as it is"):
+        here = [row for row in results if row["instance"] == name]
+        ours = [row for row in here if row["planner"] == "stepalloc"]
+        within = [row for row in ours if row["capacity"]]
+        if any(int(row["height"]) > int(row["capacity"]) for row in within):
+            raise SystemExit(f"{name}: no plan within the capacity")
+        free = [row for row in ours if not row["capacity"] and row["variant"] == "as it is"][0]
+        rivals = [row for row in here if row["planner"].startswith("omnimalloc")]
+        slowest = max(within, key=lambda row: float(row["cpu_seconds"]), default=None)
+        rows.append((
+            name,
+            free["blocks"],
+            f"{float(within[0]['cpu_seconds']):.3f} s" if within else "-",
+            f"{float(slowest['cpu_seconds']):.3f} s ({slowest['variant']})" if within else "-",
+            f"{float(free['ratio']):.6f}" + (" optimal" if free["proof"] else "") + f", {float(free['cpu_seconds']):.3f} s",
+            "; ".join(
+                f"{float(row['ratio']):.4f} in a minute" for row in ours if row["variant"] == "for a minute"
+            ),
+            "; ".join(f"{float(row['ratio']):.4f}, {float(row['cpu_seconds']):.1f} s" for row in rivals) or "-",
+        ))
+    return table(*rows)
+
+
+def traces():
+    """Both thresholds side by side."""
+    results = [row for row in read("planner.csv") if row["variant"].startswith("blocks of ")]
+    thresholds = list(dict.fromkeys(row["variant"] for row in results))
+    rows = [("recorded program", *thresholds)]
+    for name in dict.fromkeys(row["instance"] for row in results):
+        cell = lambda row: (
+            f"{row['blocks']}: {float(row['ratio']):.6f}" + (" optimal" if row["proof"] else "")
+            + f", {float(row['cpu_seconds']):.3f} s"
+        )
+        rows.append((name, *(cell(row) for row in results if row["instance"] == name)))
+    return table(*rows)
+
+
+def scale():
+    """Medians of the seeds, and the highest ratio."""
+    results = [row for row in read("planner.csv") if row["variant"].startswith("seed ")]
+    rows = [("generated", "blocks", "height / load", "CPU time of the plan", "of the load alone")]
+    for name, blocks in dict.fromkeys((row["instance"], row["blocks"]) for row in results):
+        here = [row for row in results if (row["instance"], row["blocks"]) == (name, blocks)]
+        plans = [row for row in here if row["planner"] == "stepalloc"]
+        ratios = sorted(float(row["ratio"]) for row in plans)
+        median = lambda rows: statistics.median(float(row["cpu_seconds"]) for row in rows)
+        rows.append((
+            name,
+            f"{int(blocks):,}",
+            f"{ratios[0]:.4f} to {ratios[-1]:.4f}",
+            f"{median(plans):.2f} s",
+            f"{1000 * median([row for row in here if row['planner'] == 'load alone']):.0f} ms",
+        ))
+    return table(*rows)
+
+
 def main():
     path = ROOT / "README.md"
     text = path.read_text()
-    for name, content in (("pytorch", pytorch()), ("instructions", instructions())):
+    tables = (pytorch, instructions, instances, traces, scale)
+    for name, content in ((table.__name__, table()) for table in tables):
         pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
         text, count = re.subn(pattern, lambda match: match[1] + content + "\n" + match[2], text, flags=re.DOTALL)
         if count != 1:

@@ -1,19 +1,20 @@
 //! Plans generated problems and prints how good the plans are and how long they took, on one core:
-//! `cargo run --release -p stepalloc-planner --example scale -- [MOST] [SEEDS] [LEAST]` with the numbers of blocks.
+//! `cargo run --release -p stepalloc-planner --example scale -- [--csv] [MOST] [SEEDS] [LEAST]` with the numbers of blocks.
 //!
 //! Times are CPU seconds where the system tells them (Linux), else by the clock. Every plan is verified.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use stepalloc_planner::generate::{self, Heap};
-use stepalloc_planner::{Block, Planner, Problem, verify};
+use stepalloc_planner::generate::{self, Dice, Heap};
+use stepalloc_planner::{Block, Plan, Planner, Problem, verify};
 
 /// Kinds of problems: a name, and the problem of so many blocks and a seed.
 type Kind = (&'static str, fn(usize, u64) -> Problem);
 
-const KINDS: [Kind; 14] = [
+const KINDS: [Kind; 15] = [
     ("malloc-like", generate::malloc_like),
+    ("malloc, exponential", exponential),
     ("malloc, short-lived", |count, seed| heap(count, seed, 10, 14, 9, 10)),
     ("malloc, small only", |count, seed| heap(count, seed, 25, 18, 20, 0)),
     ("malloc, more large", |count, seed| heap(count, seed, 50, 13, 30, 100)),
@@ -32,6 +33,27 @@ const KINDS: [Kind; 14] = [
 fn heap(count: usize, seed: u64, lasting: u64, longest: u64, medium: u64, large: u64) -> Problem {
     generate::heap(count, seed, Heap { lasting, longest, medium, large })
 }
+
+/// Lifetimes of exponential length, a hundredth of all on average, and sizes of every order of magnitude from 16 bytes to
+/// 64 KiB alike: a heap in which nothing is large.
+fn exponential(count: usize, seed: u64) -> Problem {
+    let mut dice = Dice::new(seed);
+    let mean = (count as u64 / 100).max(1);
+    let block = |id: u64| {
+        // Whole means by tosses that fail at 1 / e, the rest even: in steps, but with that distribution's tail.
+        let mut length = 1 + dice.below(mean);
+        while dice.below(1 << 32) < E_TH {
+            length += mean;
+        }
+        let base = 16 << dice.below(12);
+        let size = base + dice.below(base) / 16 * 16;
+        Block { id, lower: id, upper: id + length, size, align: 16 }
+    };
+    Problem::new((0..count as u64).map(block).collect())
+}
+
+/// 2^32 / e.
+const E_TH: u64 = 1_580_030_169;
 
 /// The same with its blocks backward, and so many moments to an event.
 fn unordered(mut problem: Problem, moments: u64) -> Problem {
@@ -60,41 +82,76 @@ fn seconds(began: Instant) -> f64 {
     nanoseconds.map_or_else(|| began.elapsed().as_secs_f64(), |count| count as f64 * 1e-9)
 }
 
+/// What was measured.
+struct Row {
+    name: &'static str,
+    seed: u64,
+    blocks: usize,
+    bound: u64,
+    plan: Plan,
+    /// CPU seconds of the load, and of the plan.
+    loading: f64,
+    planning: f64,
+}
+
+impl Row {
+    fn print(&self, csv: bool) {
+        let Row { name, seed, blocks, bound, plan, loading, planning } = self;
+        let ratio = plan.height as f64 / *bound as f64;
+        if csv {
+            // The columns of benches/planner.py.
+            let load = "load alone";
+            println!("{name},seed {seed},{load},{blocks},,,{bound},,,{loading:.4}");
+            let proof = if plan.optimal() { "load" } else { "" };
+            println!(
+                "{name},seed {seed},stepalloc,{blocks},,{},{bound},{ratio:.6},{proof},{planning:.4}",
+                plan.height
+            );
+        } else {
+            println!(
+                "{name:<22} {blocks:>8} {seed:>4} {ratio:>8.4} {loading:>8.4} {planning:>8.4}  {}",
+                plan.algorithm
+            );
+        }
+    }
+}
+
+/// Plans and verifies one problem.
+fn measure(name: &'static str, problem: &Problem, seed: u64, began: Instant) -> Result<Row, String> {
+    let start = seconds(began);
+    let bound = problem.load().max;
+    let loading = seconds(began) - start;
+    let start = seconds(began);
+    let plan = Planner::new().plan(problem).map_err(|error| error.to_string())?;
+    let planning = seconds(began) - start;
+    verify(problem, &plan.offsets, plan.height).map_err(|violation| violation.to_string())?;
+    Ok(Row { name, seed, blocks: problem.blocks.len(), bound, plan, loading, planning })
+}
+
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    let mut number = |default| arguments.next().and_then(|text| text.parse().ok()).unwrap_or(default);
-    let (most, seeds, least) = (number(1_000_000), number(3), number(100));
-    let (mut code, began) = (ExitCode::SUCCESS, Instant::now());
-    println!(
-        "{:<22} {:>8} {:>4} {:>8} {:>8} {:>8}  algorithm",
-        "kind", "blocks", "seed", "ratio", "load s", "plan s"
-    );
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let csv = arguments.iter().any(|argument| argument == "--csv");
+    arguments.retain(|argument| argument != "--csv");
+    let number = |at: usize, default| arguments.get(at).and_then(|text| text.parse().ok()).unwrap_or(default);
+    let (most, seeds, least) = (number(0, 1_000_000), number(1, 3), number(2, 100));
+    let began = Instant::now();
+    if !csv {
+        println!(
+            "{:<22} {:>8} {:>4} {:>8} {:>8} {:>8}  algorithm",
+            "kind", "blocks", "seed", "ratio", "load s", "plan s"
+        );
+    }
+    let mut code = ExitCode::SUCCESS;
     let mut count = least;
     while count <= most {
         for (name, kind) in KINDS {
             for seed in 1..=seeds as u64 {
-                let problem = kind(count, seed);
-                let start = seconds(began);
-                let load = problem.load();
-                let loading = seconds(began) - start;
-                let start = seconds(began);
-                let plan = match Planner::new().plan(&problem) {
-                    Ok(plan) => plan,
+                match measure(name, &kind(count, seed), seed, began) {
+                    Ok(row) => row.print(csv),
                     Err(error) => {
-                        eprintln!("{name}: {error}");
-                        return ExitCode::FAILURE;
+                        eprintln!("{name} of {count} blocks, seed {seed}: {error}");
+                        code = ExitCode::FAILURE;
                     }
-                };
-                let planning = seconds(began) - start;
-                let ratio = plan.height as f64 / load.max as f64;
-                println!(
-                    "{name:<22} {:>8} {seed:>4} {ratio:>8.4} {loading:>8.4} {planning:>8.4}  {}",
-                    problem.blocks.len(),
-                    plan.algorithm
-                );
-                if let Err(violation) = verify(&problem, &plan.offsets, plan.height) {
-                    eprintln!("{name}: {violation}");
-                    code = ExitCode::FAILURE;
                 }
             }
         }

@@ -20,8 +20,7 @@
 //! - [`Constraints`] say what else is asked for: fixed offsets, gaps in lifetimes, views inside other blocks, pairs that
 //!   work in place. [`Problem::check`] refuses what cannot be kept.
 //! - [`Problem::load`] and [`Problem::lower_bound`] say what no plan can do without.
-//! - [`Planner`] fills skylines in several orders, tries first and best fit, and goes on from the best skyline with
-//!   changed orders until it meets the bound or has done its work. The same problem gives the same plan, everywhere.
+//! - [`Planner`] makes a plan as low as the effort allows, or one within a capacity, or proves that there is none.
 //! - [`Planner::plan_kinds`] plans several [`kinds`] of steps, all in one plan and each alone; [`Planner::plan_arenas`]
 //!   deals blocks out to several [`arenas`] with capacities.
 //! - [`Plan`] carries its height, the bound, and the proof where the two meet.
@@ -43,16 +42,47 @@
 //! # Ok::<(), stepalloc_planner::ProblemError>(())
 //! ```
 //!
+//! # How a plan is found
+//!
+//! 1. The **bound**: the largest load, with alignments folded in ([`LowerBound`]). A plan of that height is optimal, and
+//!    most recorded programs have one.
+//! 2. **Skylines** in five orders: blocks are put on a skyline over time, lowest place first, among those that fit there
+//!    the first of the order (the skyline of strip packing, as in google/minimalloc's and TelaMalloc's heuristics). Long
+//!    lifetimes first is optimal where lifetimes nest.
+//! 3. A **walk** from the best skyline: what lies at the top is moved to an earlier place in the order, and the skyline is
+//!    built again (iterated greedy: Ruiz, Stuetzle, European J. of Operational Research 177, 2007). **First and best fit** in
+//!    the same orders.
+//! 4. A **search** within a capacity builds a plan from below, valley by valley, and meets no plan twice, so that it proves
+//!    that there is none when it ends without one (the canonical form and the splitting of google/minimalloc: Moffitt, ASPLOS
+//!    2023). What a decision leaves to the others is worked out as in scheduling (Baptiste, Le Pape, Nuijten 2001); states
+//!    that failed are remembered; searches are given up and begun anew with other orders as Luby, Sinclair and Zuckerman
+//!    (1993) say. Minimising tries the bound, capacities between it and the best height, and the height less one step; a
+//!    capacity whose possibilities are exhausted raises the bound ([`Proof::Search`]).
+//! 5. Beyond 10,000 blocks: **sweeps** along time that put each block into a gap that fits it closely beside a neighbour
+//!    that goes away at nearly the same time, the smallest blocks apart from the others under the arena's ceiling, the
+//!    largest placed by skylines before. What shares no moment with the rest is planned apart.
+//!
+//! Walk, search and fits take turns, each turn twice as long as the one before, until the bound is met, the effort is
+//! spent or the caller says so ([`Planner::effort`], [`Planner::time_limit`], [`Planner::watch`]). Work is counted, not
+//! timed: the same problem, effort and seed give the same plan everywhere, on any number of threads, unless a time limit
+//! or the caller ends it.
+//!
+//! With **constraints** the skylines see only the hulls of blocks; first fit among pieces of blocks, O(n log n) for each,
+//! and a walk from it do the rest.
+//!
 //! # Costs and limits
 //!
-//! A few hundred blocks take well below a millisecond where a skyline meets the bound, as it does on most recorded
-//! programs, and about 3 ms where it does not; 10,000 blocks take tens of milliseconds to a second. Up to there first and
-//! best fit, which are quadratic, run when all skylines failed; beyond, nothing is quadratic, and 100,000 as well as a
-//! million blocks take up to a second or one and a half of one core. There is no search at a given capacity: instances made to be hard
-//! end 1.08 to 1.16 times above their load. The circular load itself is not always attainable, and then no proof
-//! is found although the plan may be optimal. With constraints the skylines see only the hulls of blocks, and first fit,
-//! O(n log n) for each block, does the work at every effort. The crate starts no threads, calls no operating system except
-//! to read files, and reads a clock only under a time limit.
+//! A few hundred blocks take a millisecond where a skyline meets the bound, milliseconds to some tenths of a second where
+//! the search does or must; up to 10,000 blocks a second or two at [`Effort::Normal`], up to a million the same, most of it
+//! in reading the problem. `benches/planner.py` and the example `scale` measure it, and the project's README has the table.
+//! What searches remember takes 64 MiB at most.
+//!
+//! The circular load itself is not always attainable in one period, and then the search seldom proves it beyond some
+//! twenty blocks ([`rotate`] plans several periods). Neither is a plan with constraints often proven above its load.
+//! [`Replanner`] never moves what did not change, and so cannot come back to the bound where the change does not allow it.
+//!
+//! The crate starts no threads unless [`Planner::threads`] allows them, calls no operating system except to read files,
+//! and reads a clock only under a time limit.
 #![forbid(unsafe_code)]
 
 pub mod arenas;
