@@ -30,6 +30,10 @@ impl Walk {
         Walk { dice: Dice::new(0), trial: order.clone(), placed: offsets.clone(), order, offsets, height }
     }
 
+    fn below(&mut self, sides: usize) -> usize {
+        self.dice.below(sides as u64) as usize
+    }
+
     /// Offsets of the lowest plan, by item.
     pub fn offsets(&self) -> &[u64] {
         &self.offsets
@@ -60,12 +64,12 @@ impl Walk {
         for at in 0..count {
             let item = self.trial[at] as usize;
             if self.offsets[item] + timeline.items[item].size >= self.height {
-                let to = self.dice.below(at + 1);
+                let to = self.below(at + 1);
                 self.trial[to..=at].rotate_right(1);
             }
         }
-        if self.dice.below(2) == 0 {
-            let (a, b) = (self.dice.below(count), self.dice.below(count));
+        if self.below(2) == 0 {
+            let (a, b) = (self.below(count), self.below(count));
             self.trial.swap(a, b);
         }
         let limit = self.height.saturating_add(1);

@@ -4,6 +4,9 @@
 //! It may begin anywhere, run either way, and may find blocks *given*: they have their offset already, and their room
 //! is kept free for them. The bytes between two neighbouring boundaries of given blocks are a *cell*; a cell knows when
 //! the next given block begins in it, and a block may only lie in cells where that is after its own end. O(n log n).
+//!
+//! The smallest blocks may *hang*: they have gaps of their own, counted from a ceiling that is put as low as the highest
+//! sum of both needs. So they pin no gap between larger blocks that would else grow together.
 
 use crate::bins::{Gaps, Taste, Wish};
 use crate::timeline::{Item, Timeline, align_up};
