@@ -270,8 +270,9 @@ impl Run {
 
     /// Whether there is no point or no time in going on.
     fn done(&self) -> bool {
-        self.height <= self.bound.max(self.enough)
-            || (self.height != u64::MAX && self.limits.over(self.progress()))
+        // Without a plan there is no height to be content with, not even for a capacity of all bytes there are.
+        self.height != u64::MAX
+            && (self.height <= self.bound.max(self.enough) || self.limits.over(self.progress()))
     }
 
     fn progress(&self) -> Progress {
