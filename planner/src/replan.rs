@@ -257,12 +257,10 @@ impl Replanner {
     /// Whether all changes can be made; the bytes of all blocks afterwards.
     fn check(&self, changes: &[Change]) -> Result<u64, ReplanError> {
         let (mut blocks, mut named) = (Vec::new(), Vec::new());
-        let mut bytes = self.bytes;
         for change in changes {
             if let Change::Remove(slot) | Change::Replace(slot, _) = *change {
                 let placed = self.slots.get(slot).copied().flatten().ok_or(ReplanError::NoBlock { slot })?;
-                bytes -= room(&placed.block);
-                named.push(slot);
+                named.push((slot, room(&placed.block)));
             }
             if let Change::Add(block) | Change::Replace(_, block) = *change {
                 blocks.push(block);
@@ -270,8 +268,10 @@ impl Replanner {
         }
         named.sort_unstable();
         if let Some(pair) = named.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(ReplanError::Twice { slot: pair[0] });
+            return Err(ReplanError::Twice { slot: pair[0].0 });
         }
+        // Each is there and counted once.
+        let bytes = self.bytes - named.iter().map(|&(_, room)| room).sum::<u64>();
         let count = self.slots.len() + blocks.len();
         if count > MAX_BLOCKS {
             return Err(ProblemError::TooManyBlocks { count }.into());

@@ -490,7 +490,8 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        (next != u64::MAX && next + self.rest[valley as usize] <= self.capacity).then_some(next)
+        let top = next.checked_add(self.rest[valley as usize]).filter(|_| next != u64::MAX)?;
+        (top <= self.capacity).then_some(next)
     }
 
     /// Appends the parts that sections `from..to` fall into to those pending.

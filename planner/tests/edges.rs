@@ -1,6 +1,9 @@
 //! Numbers at the edge of 64 bits: a plan, or a refusal, and never bytes laid over each other.
 
-use stepalloc_planner::{Block, Constraints, Fixed, Planner, Problem, ProblemError, Within, verify};
+use stepalloc_planner::{
+    Arena, Block, Change, Constraints, Fixed, Planner, Problem, ProblemError, ReplanError, Replanner, Within,
+    verify, verify_arenas,
+};
 
 fn block(lower: u64, upper: u64, size: u64, align: u64) -> Block {
     Block { id: 0, lower, upper, size, align }
@@ -38,4 +41,42 @@ fn a_block_fixed_so_high_that_the_others_reach_the_last_byte_is_refused() {
     let plan = Planner::new().plan(&problem).expect("a sound problem");
     assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
     assert!(matches!(at(u64::MAX - 40).check(), Err(ProblemError::Constraint(_))));
+}
+
+#[test]
+fn a_problem_that_fails_its_check_has_a_load_and_a_bound_all_the_same() {
+    let itself = Problem::new(vec![block(0, u64::MAX, u64::MAX, 1); 3]).with_period(1);
+    assert_eq!((itself.load().max, itself.lower_bound().bytes), (u64::MAX, u64::MAX));
+    let aligned = Problem::new(vec![block(0, 2, u64::MAX, 1 << 63); 3]);
+    assert_eq!(aligned.lower_bound().bytes, u64::MAX);
+}
+
+#[test]
+fn a_slot_removed_twice_at_once_is_refused() {
+    let problem = two(10, 20);
+    let mut replanner = Replanner::new(&problem, &[0, 10]).expect("a valid plan");
+    let twice = [Change::Remove(1), Change::Remove(1)];
+    assert_eq!(replanner.apply(&twice), Err(ReplanError::Twice { slot: 1 }));
+    assert_eq!(replanner.snapshot().0, problem);
+}
+
+#[test]
+fn a_block_aligned_to_half_of_all_bytes_finds_its_arena() {
+    let problem = Problem::new(vec![block(0, 4, 10, 1 << 63)]);
+    let arenas = [Arena::new("DRAM", None)];
+    let plan = Planner::new().plan_arenas(&problem, &arenas, &[]).expect("a sound problem");
+    assert_eq!(verify_arenas(&problem, &arenas, &[], &plan), Ok(()));
+}
+
+#[test]
+fn blocks_of_half_of_all_bytes_are_searched_without_an_overflow() {
+    let blocks = vec![
+        block(0, 1, (1 << 63) - 4096, 4096),
+        block(3, 4, 1, 1 << 27),
+        block(0, 4, 64, 1 << 47),
+        block(3, 8, 9_223_090_561_609_625_540, 1),
+    ];
+    let problem = Problem::new(blocks).with_period(5);
+    let plan = Planner::new().plan(&problem).expect("a sound problem");
+    assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
 }

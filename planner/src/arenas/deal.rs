@@ -70,7 +70,8 @@ impl<'a> Deal<'a> {
             home,
             offsets: vec![0; blocks.len()],
         };
-        let room = blocks.iter().map(|block| block.size + 2 * (block.align - 1)).fold(0, u64::saturating_add);
+        let room = blocks.iter().map(|block| block.size.saturating_add(2 * (block.align - 1)));
+        let room = room.fold(0, u64::saturating_add);
         for fixed in &problem.constraints.fixed {
             let Some(block) = blocks.get(fixed.block) else { continue };
             if fixed.offset.checked_add(room).is_none() {
