@@ -1,8 +1,8 @@
 //! Numbers at the edge of 64 bits: a plan, or a refusal, and never bytes laid over each other.
 
 use stepalloc_planner::{
-    Arena, Block, Change, Constraints, Fixed, Planner, Problem, ProblemError, ReplanError, Replanner, Within,
-    verify, verify_arenas,
+    Arena, Block, Change, Constraints, Fixed, Inside, LowerBound, Planner, Problem, ProblemError,
+    ReplanError, Replanner, Unproven, Within, verify, verify_arenas, verify_bound,
 };
 
 fn block(lower: u64, upper: u64, size: u64, align: u64) -> Block {
@@ -66,6 +66,21 @@ fn a_block_aligned_to_half_of_all_bytes_finds_its_arena() {
     let arenas = [Arena::new("DRAM", None)];
     let plan = Planner::new().plan_arenas(&problem, &arenas, &[]).expect("a sound problem");
     assert_eq!(verify_arenas(&problem, &arenas, &[], &plan), Ok(()));
+}
+
+#[test]
+fn a_bound_of_a_problem_with_senseless_views_is_refused() {
+    let view = |of, distance| {
+        let inside = vec![Inside { block: 1, of, distance }];
+        two(10, 20).with_constraints(Constraints { inside, ..Constraints::default() })
+    };
+    let bound = LowerBound { bytes: 30, at: 3, align: 1 };
+    let verdict = verify_bound(&view(7, 0), &bound, &[0, 1]);
+    assert_eq!(verdict, Err(Unproven::NoSuchBlock { index: 7, blocks: 2 }));
+    let verdict = verify_bound(&view(0, u64::MAX), &bound, &[0, 1]);
+    assert!(matches!(verdict, Err(Unproven::TooHigh { .. })));
+    // The witness is looked for, whatever it is worth.
+    let _ = bound.witness(&view(7, 0));
 }
 
 #[test]

@@ -18,6 +18,14 @@ pub enum Unproven {
         /// The index.
         index: usize,
     },
+    /// A constraint about a block that is not there.
+    #[error("a constraint names the block of index {index}, but there are only {blocks} blocks")]
+    NoSuchBlock {
+        /// The index named.
+        index: usize,
+        /// Blocks in the problem.
+        blocks: usize,
+    },
     /// A block that uses no bytes at the event.
     #[error("the block of index {index} uses no bytes at event {at}")]
     NotInUse {
@@ -64,6 +72,10 @@ pub fn verify_bound(problem: &Problem, bound: &LowerBound, witness: &[usize]) ->
     if let Some(&index) = witness.iter().find(|&&index| index >= blocks.len() || !named.insert(index)) {
         return Err(Unproven::Named { index });
     }
+    let views = problem.constraints.inside.iter().flat_map(|view| [view.block, view.of]);
+    if let Some(index) = views.into_iter().find(|&index| index >= blocks.len()) {
+        return Err(Unproven::NoSuchBlock { index, blocks: blocks.len() });
+    }
     let mut needed = 0u128;
     if let [index] = *witness {
         needed = fixed_end(problem, index).max(u128::from(blocks[index].size));
@@ -86,7 +98,9 @@ pub fn verify_bound(problem: &Problem, bound: &LowerBound, witness: &[usize]) ->
                 return Err(Unproven::Unaligned { index, align });
             }
             let root = depth(&parents, index);
-            ranges.entry(families[index]).or_default().push((root + from, root + to, index));
+            // Distances that overflow are not within any block; what they make shorter proves less.
+            let (from, to) = (root.saturating_add(from), root.saturating_add(to));
+            ranges.entry(families[index]).or_default().push((from, to, index));
         }
         for &(first, second) in &pairs {
             if named.contains(&first) && named.contains(&second) && families[first] != families[second] {
