@@ -155,7 +155,7 @@ impl Variant {
         let mut attempt = Attempt::new(&sections, best.bound, seed);
         let mut spent = 0u64;
         while spent < looks && !best.done() {
-            let (outcome, took) = attempt.turn(1, &|| best.limits.over(best.progress()));
+            let (outcome, took) = attempt.turn(1, looks, &|| best.limits.over(best.progress()));
             spent = spent.saturating_add(took.max(1));
             if let (Outcome::Found, Some(offsets)) = (outcome, attempt.offsets()) {
                 best.offer(&self.groups, offsets, || String::from("search of hulls"));

@@ -20,8 +20,9 @@
 //! - [`Constraints`] say what else is asked for: fixed offsets, gaps in lifetimes, views inside other blocks, pairs that
 //!   work in place. [`Problem::check`] refuses what cannot be kept.
 //! - [`Problem::load`] and [`Problem::lower_bound`] say what no plan can do without.
-//! - [`Planner`] fills skylines in several orders, tries first and best fit, and goes on from the best skyline with
-//!   changed orders until it meets the bound or has done its work. The same problem gives the same plan, everywhere.
+//! - [`Planner`] fills skylines in several orders, tries first and best fit, goes on from the best skyline with changed
+//!   orders and searches at capacities, until it meets the bound or has done its work. The same problem gives the same
+//!   plan, everywhere.
 //! - [`Planner::plan_kinds`] plans several [`kinds`] of steps, all in one plan and each alone; [`Planner::plan_arenas`]
 //!   deals blocks out to several [`arenas`] with capacities.
 //! - [`Plan`] carries its height, the bound, and the proof where the two meet.
@@ -46,13 +47,15 @@
 //! # Costs and limits
 //!
 //! A few hundred blocks take well below a millisecond where a skyline meets the bound, as it does on most recorded
-//! programs, and about 3 ms where it does not; 10,000 blocks take tens of milliseconds to a second. Up to there first and
-//! best fit, which are quadratic, run when all skylines failed; beyond, nothing is quadratic, and 100,000 as well as a
-//! million blocks take up to a second or one and a half of one core. There is no search at a given capacity: instances made to be hard
-//! end 1.08 to 1.16 times above their load. The circular load itself is not always attainable, and then no proof
-//! is found although the plan may be optimal. With constraints the skylines see only the hulls of blocks, and first fit,
-//! O(n log n) for each block, does the work at every effort. The crate starts no threads, calls no operating system except
-//! to read files, and reads a clock only under a time limit.
+//! programs. Where none does, the search takes milliseconds on most instances made to be hard, and up to a second and a
+//! half where it finds nothing; a few thousand blocks that nearly all meet take up to five seconds. What is too much to
+//! search, 10,000 blocks that live long, takes tens of milliseconds to a second. Up to 10,000 first and best fit, which are
+//! quadratic, run when all skylines failed; beyond, nothing is quadratic, and 100,000 as well as a million blocks take up
+//! to a second or one and a half of one core. The circular load is not always attainable; that a plan above it is optimal
+//! is proven only where the search goes through all possibilities, mostly up to some tens of blocks. With constraints the
+//! skylines and the search see only the hulls of blocks, and first fit, O(n log n) for each block, does the work at every
+//! effort. The crate starts threads only where [`Planner::threads`] allows them, calls no operating system except for that
+//! and to read files, and reads a clock only under a time limit.
 #![forbid(unsafe_code)]
 
 pub mod arenas;

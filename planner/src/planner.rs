@@ -46,7 +46,8 @@ pub enum Effort {
     /// Skylines only: for planning in the middle of a program's run.
     Quick,
     /// All placements, a bounded search and a bounded improvement: 300 blocks in milliseconds where they are easy, in
-    /// some tenths of a second where they are not.
+    /// some tenths of a second where they are not, up to a second and a half where nearly all of them meet. Thousands of
+    /// blocks may take some seconds.
     #[default]
     Normal,
     /// Fifty times the search and the improvement of [`Effort::Normal`].
@@ -225,6 +226,8 @@ impl Planner {
 #[derive(Default)]
 struct Attempts<'a> {
     turn: u64,
+    /// Taken so far.
+    looks: u64,
     at: [Option<Attempt<'a>>; 4],
 }
 
@@ -308,7 +311,9 @@ impl Run {
                 self.walk(walk, &mut forest, *order, (placements(count) / SHARES).saturating_mul(share));
             }
             if let Some(sections) = &sections {
-                self.search(sections, &mut attempts, (looks(count) / SHARES).saturating_mul(share));
+                let looks = looks(count);
+                let part = (looks / SHARES).saturating_mul(share);
+                self.search(sections, &mut attempts, part, looks.saturating_mul(self.effort.factor()));
             }
             if spent == 0 {
                 self.fits();
@@ -343,7 +348,7 @@ impl Run {
         let looks = looks(self.timeline.items.len() as u64).saturating_mul(self.effort.factor());
         let mut spent = 0u64;
         while spent < looks && !self.done() && self.bound <= capacity {
-            spent = spent.saturating_add(self.turn(&mut attempt));
+            spent = spent.saturating_add(self.turn(&mut attempt, looks));
         }
     }
 
@@ -392,11 +397,12 @@ impl Run {
         }
     }
 
-    /// Searches for so many looks: at the bound every other turn, as a tight capacity leaves least to try, and between it
-    /// and the best height in the turns between.
-    fn search<'a>(&mut self, sections: &'a Sections, attempts: &mut Attempts<'a>, looks: u64) {
-        let mut spent = 0u64;
-        while spent < looks && !self.done() {
+    /// Searches for so many of `all` looks: at the bound every other turn, as a tight capacity leaves least to try, and
+    /// between it and the best height in the turns between. Turns are not cut short, but all searches together take no
+    /// new one at twice of `all`.
+    fn search<'a>(&mut self, sections: &'a Sections, attempts: &mut Attempts<'a>, looks: u64, all: u64) {
+        let (from, most) = (attempts.looks, all.saturating_mul(2));
+        while attempts.looks - from < looks && attempts.looks < most && !self.done() {
             attempts.turn += 1;
             let gap = self.height - self.bound;
             let (at, capacity) = match attempts.turn % 6 {
@@ -408,15 +414,15 @@ impl Run {
             };
             let attempt = attempts.at[at].take().filter(|attempt| attempt.capacity() == capacity);
             let mut attempt = attempt.unwrap_or_else(|| Attempt::new(sections, capacity, self.seed));
-            spent = spent.saturating_add(self.turn(&mut attempt));
+            attempts.looks = attempts.looks.saturating_add(self.turn(&mut attempt, all));
             attempts.at[at] = Some(attempt);
         }
     }
 
-    /// One turn of an attempt, and what follows from it; returns the looks it took.
-    fn turn(&mut self, attempt: &mut Attempt) -> u64 {
+    /// One turn of an attempt, and what follows from it; returns the looks it took of `all`.
+    fn turn(&mut self, attempt: &mut Attempt, all: u64) -> u64 {
         let progress = self.progress();
-        let (outcome, looks) = attempt.turn(self.threads, &|| self.limits.over(progress));
+        let (outcome, looks) = attempt.turn(self.threads, all, &|| self.limits.over(progress));
         let capacity = attempt.capacity();
         match outcome {
             Outcome::Found => {
