@@ -209,6 +209,17 @@ fn an_inserted_event_moves_no_block() {
 }
 
 #[test]
+fn the_bound_follows_when_aligned_blocks_gave_way_to_others() {
+    let page = |id| Block { align: 4096, ..block(id, 0, 9, 100) };
+    let problem = Problem::new(vec![page(0), page(1)]);
+    let mut replanner = Replanner::new(&problem, &[0, 4096]).expect("a valid plan");
+    let mut changes = vec![Change::Remove(0), Change::Remove(1)];
+    changes.extend((2..20).map(|id| Change::Add(block(id, 0, 9, 100))));
+    let answer = replanner.apply(&changes).expect("sound changes");
+    assert_eq!((answer.height, answer.lower_bound), (1800, 1800));
+}
+
+#[test]
 fn a_wrong_change_changes_nothing() {
     let problem = Problem::new(vec![block(0, 0, 4, 6), block(1, 2, 9, 6)]);
     let mut replanner = Replanner::new(&problem, &[0, 6]).expect("a valid plan");
