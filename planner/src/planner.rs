@@ -190,7 +190,7 @@ impl Planner {
     pub fn plan(&self, problem: &Problem) -> Result<Plan, ProblemError> {
         problem.check()?;
         if !problem.constraints.is_empty() {
-            return Ok(constrained::plan(problem, self.effort, self.seed, self.limits()));
+            return Ok(constrained::plan(problem, self.effort, self.seed, self.limits(), None));
         }
         let mut run = Run::new(problem, self);
         run.minimize();
@@ -210,7 +210,7 @@ impl Planner {
             run.fit(capacity);
             run.into_plan(problem)
         } else {
-            constrained::plan(problem, self.effort, self.seed, self.limits())
+            constrained::plan(problem, self.effort, self.seed, self.limits(), Some(capacity))
         };
         Ok(if plan.height <= capacity {
             Within::Found(plan)
@@ -336,6 +336,10 @@ impl Run {
     /// Within a capacity.
     fn fit(&mut self, capacity: u64) {
         if self.timeline.items.len() > LARGE {
+            if self.bound > capacity {
+                // No plan is needed that is better than another.
+                self.enough = u64::MAX;
+            }
             return self.place_many();
         }
         let mut forest = Forest::new(&self.timeline);

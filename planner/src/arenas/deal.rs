@@ -157,7 +157,7 @@ impl<'a> Deal<'a> {
     pub fn deal_out(&mut self) {
         let planner = self.planner.clone();
         self.planner = planner.clone().effort(Effort::Quick);
-        let groups = Groups::new(self.problem, false);
+        let groups = Groups::new(self.problem);
         let mut best: Option<(_, Vec<Option<usize>>, Vec<u64>)> = None;
         for order in Order::ALL {
             self.fill(&groups, order.sort(&groups.timeline));
