@@ -183,6 +183,11 @@ impl Planner {
         Limits { deadline, watch: self.watch.clone() }
     }
 
+    /// Whether the caller's watch says stop: between plannings of which each would begin anew.
+    pub(crate) fn stopped(&self, height: u64, lower_bound: u64) -> bool {
+        Limits { deadline: None, watch: self.watch.clone() }.over(Progress { height, lower_bound })
+    }
+
     /// Plans a problem as low as the effort allows.
     ///
     /// # Errors

@@ -547,6 +547,7 @@ impl<'a> Search<'a> {
     /// Appends the parts that sections `from..to` fall into to those pending.
     fn split(&mut self, from: u32, to: u32, parent: u32) {
         let (mut from, mut to) = (from, to);
+        self.steps += u64::from(to - from);
         if to - from == self.sections.count {
             // A ring is cut open where nothing crosses, if there is such a place.
             if let Some(cut) = (from..to).find(|&section| self.crossing[self.round(section)] == 0) {
@@ -635,8 +636,9 @@ impl<'a> Search<'a> {
     }
 
     /// The valley of a part with the fewest options, sections that failed often counting as narrower.
-    fn choose(&self, part: Part) -> u32 {
+    fn choose(&mut self, part: Part) -> u32 {
         let (mut best, mut choice) = ((f64::INFINITY, u64::MAX), 0);
+        let mut steps = 2 * u64::from(part.to - part.from);
         let all = || (part.from..part.to).map(|section| self.wrap(section)).filter(|&s| self.left[s] > 0);
         let lowest = all().map(|section| self.ground[section].floor).min().unwrap_or(0);
         for section in all() {
@@ -646,19 +648,23 @@ impl<'a> Search<'a> {
             }
             let spare = ground.floor + self.rest[section] < self.capacity;
             let score = f64::from(ground.lowest + u32::from(spare)) / self.weight[section];
-            if (score, ground.floor) < best && (ground.floor == lowest || self.is_valley(section as u32)) {
+            if (score, ground.floor) < best
+                && (ground.floor == lowest || self.is_valley(section as u32, &mut steps))
+            {
                 best = (score, ground.floor);
                 choice = section;
             }
         }
+        self.steps += steps;
         choice as u32
     }
 
     /// Whether nothing can get below the lowest items of a section.
-    fn is_valley(&self, section: u32) -> bool {
+    fn is_valley(&self, section: u32, steps: &mut u64) -> bool {
         let Ground { floor, left, right, .. } = self.ground[section as usize];
         let from = section + self.sections.count - left;
         (from..from + left + right).all(|section| {
+            *steps += 1;
             let section = self.wrap(section);
             self.left[section] == 0 || self.ground[section].end > floor
         })

@@ -1,5 +1,9 @@
 //! Replanning and rotations, by what a caller sees: valid plans, nothing moved that nobody named, honest bounds.
 
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use proptest::prelude::*;
 use stepalloc_planner::{
     Block, Change, Constraints, Fixed, Plan, Planner, Problem, ReplanError, Replanner, RotationError, replan,
@@ -287,4 +291,19 @@ fn a_block_longer_than_the_period_gets_an_offset_for_each_of_its_instances_at_on
     let refused = rotate(&problem, &Planner::new(), 1);
     assert!(matches!(refused, Err(RotationError::TooFewPeriods { needed: 2, .. })), "{refused:?}");
     assert_eq!(rotate(&Problem::default(), &Planner::new(), 2), Err(RotationError::NoPeriod));
+}
+
+#[test]
+fn a_rotation_ends_when_the_watch_says_stop() {
+    let arcs = vec![block(0, 0, 4, 1), block(1, 2, 6, 1), block(2, 4, 8, 1), block(3, 0, 6, 1)];
+    let asked = Arc::new(AtomicU64::new(0));
+    let count = asked.clone();
+    let planner = Planner::new().watch(move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        ControlFlow::Break(())
+    });
+    let problem = Problem::new(arcs).with_period(6);
+    let rotation = rotate(&problem, &planner, 1000).expect("a sound problem");
+    assert_eq!((rotation.periods, verify_rotation(&problem, &rotation)), (1, Ok(())));
+    assert!(asked.load(Ordering::Relaxed) < 10, "asked again and again");
 }

@@ -166,12 +166,23 @@ impl<'a> Deal<'a> {
             if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
                 best = Some((cost, self.home.clone(), self.offsets.clone()));
             }
+            if self.stopped() {
+                break;
+            }
         }
         if let Some((_, home, offsets)) = best {
             (self.home, self.offsets) = (home, offsets);
         }
         self.planner = planner;
-        self.improve();
+        if !self.stopped() {
+            self.improve();
+        }
+    }
+
+    /// Whether the caller's watch says stop.
+    fn stopped(&self) -> bool {
+        let height = (0..self.arenas.len()).map(|arena| self.height(arena)).max();
+        self.planner.stopped(height.unwrap_or(0), 0)
     }
 
     /// First fit in an order, but families that have few arenas to go to come first.
@@ -264,6 +275,9 @@ impl<'a> Deal<'a> {
             for arena in self.allowed[root].clone() {
                 if plans >= MOVES || before == Some(arena) {
                     break;
+                }
+                if self.stopped() {
+                    return;
                 }
                 self.put(root, Some(arena));
                 let limit = self.limit(arena);
