@@ -12,9 +12,13 @@ use crate::pieces::Families;
 use crate::planner::{Effort, Planner};
 use crate::problem::{Block, Problem, ProblemError};
 
-/// Plans made to move single families up. What is left then stays where it is: planning an arena costs milliseconds to
-/// seconds, and the families of most bytes and events come first.
+/// Plans made to move single families up. What is left then stays where it is: the families of most bytes and events
+/// come first.
 const MOVES: usize = 64;
+
+/// The same at more than [`Effort::Quick`], where what does not go up has been tried before: one in twenty succeeds, and
+/// each costs tenths of a second to seconds.
+const CAREFUL_MOVES: usize = 8;
 
 /// Families looked at for that, by the bound of the arena with them in it: O(n log n) each.
 const LOOKS: usize = 16 * MOVES;
@@ -269,11 +273,12 @@ impl<'a> Deal<'a> {
             .filter(|&index| self.families.root[index] as usize == index && self.away(index) > 0)
             .collect();
         roots.sort_by_key(|&root| (self.home[root].is_some(), Reverse(self.weight(root))));
+        let most = if self.planner.worth() == Effort::Quick { MOVES } else { CAREFUL_MOVES };
         let mut plans = 0;
         for root in roots.into_iter().take(LOOKS) {
             let before = self.home[root];
             for arena in self.allowed[root].clone() {
-                if plans >= MOVES || before == Some(arena) {
+                if plans >= most || before == Some(arena) {
                     break;
                 }
                 if self.stopped() {
