@@ -1,5 +1,6 @@
 //! Numbers at the edge of 64 bits: a plan, or a refusal, and never bytes laid over each other.
 
+use stepalloc_planner::generate::{Heap, heap};
 use stepalloc_planner::{
     Arena, Block, Change, Constraints, Fixed, Inside, LowerBound, Planner, Problem, ProblemError,
     ReplanError, Replanner, Unproven, Within, verify, verify_arenas, verify_bound,
@@ -94,4 +95,10 @@ fn blocks_of_half_of_all_bytes_are_searched_without_an_overflow() {
     let problem = Problem::new(blocks).with_period(5);
     let plan = Planner::new().plan(&problem).expect("a sound problem");
     assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
+}
+
+#[test]
+fn a_heap_of_endless_lifetimes_is_made_all_the_same() {
+    let mix = Heap { lasting: 50, longest: u64::MAX, medium: 10, large: 10 };
+    assert_eq!(heap(1000, 7, mix).check(), Ok(()));
 }

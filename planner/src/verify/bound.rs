@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use thiserror::Error;
 
-use super::{families, pairs, uses};
+use super::{families, uses};
 use crate::bound::LowerBound;
+use crate::constraints::InPlace;
 use crate::problem::Problem;
 
 /// Why a witness does not prove a bound.
@@ -82,7 +83,7 @@ pub fn verify_bound(problem: &Problem, bound: &LowerBound, witness: &[usize]) ->
     } else {
         let mut gaps = problem.constraints.gaps.clone();
         gaps.sort_by_key(|gap| (gap.block, gap.lower));
-        let (families, pairs, parents) = (families(problem), pairs(problem), parents(problem));
+        let (families, parents) = (families(problem), parents(problem));
         let align = bound.align.max(1);
         // By family: the ranges in use, in the root's bytes.
         let mut ranges: BTreeMap<usize, Vec<(u64, u64, usize)>> = BTreeMap::new();
@@ -102,7 +103,7 @@ pub fn verify_bound(problem: &Problem, bound: &LowerBound, witness: &[usize]) ->
             let (from, to) = (root.saturating_add(from), root.saturating_add(to));
             ranges.entry(families[index]).or_default().push((from, to, index));
         }
-        for &(first, second) in &pairs {
+        for &InPlace { first, second } in &problem.constraints.in_place {
             if named.contains(&first) && named.contains(&second) && families[first] != families[second] {
                 return Err(Unproven::MayShare { first, second });
             }
