@@ -490,9 +490,12 @@ fn grain(timeline: &Timeline) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::generate;
     use crate::problem::Block;
     use crate::verify::verify;
 
@@ -614,6 +617,22 @@ mod tests {
         let plan = Planner::quick().plan(&problem).expect("a sound problem");
         assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
         assert!(plan.ratio() < 1.15, "{}", plan.ratio());
+    }
+
+    #[test]
+    fn no_work_is_done_for_a_capacity_that_many_blocks_cannot_have() {
+        let problem = generate::crossing(LARGE + 500, 1);
+        let asked = Arc::new(AtomicU64::new(0));
+        let count = asked.clone();
+        let planner = Planner::new().watch(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            ControlFlow::Continue(())
+        });
+        let capacity = problem.lower_bound().bytes - 1;
+        let within = planner.plan_within(&problem, capacity).expect("a sound problem");
+        assert!(matches!(within, Within::Impossible(_)));
+        assert_eq!(verify(&problem, &within.plan().offsets, within.plan().height), Ok(()));
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "times that more was tried");
     }
 
     #[test]
