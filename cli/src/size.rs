@@ -46,6 +46,11 @@ pub fn show(bytes: u64) -> String {
     format!("{:.1} {name}", bytes as f64 / unit as f64)
 }
 
+/// A byte count to the byte, and for people where that is another text.
+pub fn exact(bytes: u64) -> String {
+    if bytes < KIB { show(bytes) } else { format!("{bytes} bytes ({})", show(bytes)) }
+}
+
 /// Bytes in MiB, for tables.
 pub fn mib(bytes: u64) -> f64 {
     bytes as f64 / MIB as f64
@@ -78,5 +83,7 @@ mod tests {
         assert_eq!(show(1023), "1023 bytes");
         assert_eq!(show(1536), "1.5 KiB");
         assert_eq!(show(64 << 20), "64.0 MiB");
+        assert_eq!(exact(20), "20 bytes");
+        assert_eq!(exact(1536), "1536 bytes (1.5 KiB)");
     }
 }

@@ -5,6 +5,8 @@
 //! fit, Masmano et al. 2004): a fit that wastes little is found in constant time. The last gap is the room above
 //! everything; it is so large that nothing else is left when it is taken.
 
+use crate::timeline::align_up;
+
 /// No node.
 pub(crate) const NONE: u32 = u32::MAX;
 
@@ -15,7 +17,7 @@ const FINE: u32 = 5;
 const BINS: usize = 64 << FINE;
 
 /// Gaps looked at for one block before the room above everything is taken: the bound on the time of one placement.
-const TRIES: u32 = 64;
+const TRIES: u32 = 16;
 
 /// A block or a gap.
 #[derive(Debug, Clone, Copy)]
@@ -39,29 +41,37 @@ struct Node {
 pub(crate) enum Taste {
     /// The gap that leaves the least room, at its low end.
     Tight,
-    /// The same gap, beside the neighbour that goes away at nearly the same time.
-    Beside,
-    /// Of the gaps that leave nearly as little room, the one with the neighbour that goes away at nearly the same time.
+    /// A gap that leaves little room and has a neighbour that goes away at nearly the same time, beside it.
     Alike,
 }
 
-impl Taste {
-    /// Gaps that fit among which the best is chosen.
-    fn choice(self) -> u32 {
-        match self {
-            Taste::Tight | Taste::Beside => 8,
-            Taste::Alike => 16,
-        }
-    }
-}
+/// What a neighbour costs that goes away at quite another time: this part of the block's size, in as many steps up to a
+/// difference of the block's whole life.
+const UNLIKE: u64 = 4;
+const STEPS: u64 = 16;
+
+/// Gaps that fit among which the best is chosen.
+const CHOICE: u32 = 8;
 
 /// What is to be put down.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish {
     pub size: u64,
     pub align: u64,
-    /// When it goes away, on the sweep's clock.
+    /// When it goes away, on the sweep's clock, and how long it stays: at least 1.
     pub end: u32,
+    pub length: u32,
+}
+
+impl Wish {
+    /// The offset in a gap, at its low or its high end.
+    pub fn within(&self, from: u64, to: u64, high: bool) -> Option<u64> {
+        let low = align_up(from, self.align);
+        if low > to || to - low < self.size {
+            return None;
+        }
+        Some(if high { (to - self.size) & !(self.align - 1) } else { low })
+    }
 }
 
 /// Blocks and gaps, by offset and by size.
@@ -132,6 +142,11 @@ impl Gaps {
         }
     }
 
+    /// The end of the highest block, in bytes.
+    pub fn top(&self) -> u64 {
+        self.nodes[self.above as usize].offset
+    }
+
     /// The gap above everything: always in use.
     pub fn above(&self) -> u32 {
         self.above
@@ -146,7 +161,7 @@ impl Gaps {
         mut fit: impl FnMut(u64, u64, bool) -> Option<u64>,
     ) -> (u32, u64) {
         let (mut best, mut tries, mut fitting) = (None, 0, 0);
-        let mut score = (u64::MAX, u64::MAX);
+        let mut score = u64::MAX;
         let mut from = bin(wish.size);
         'bins: while let Some(bin) = self.filled_from(from) {
             let mut at = self.heads[bin];
@@ -158,23 +173,21 @@ impl Gaps {
                     tries += 1;
                 } else if gap == self.above && best.is_some() {
                     break 'bins;
+                } else if waste >= score {
+                    tries += 1;
                 } else {
                     let high = taste != Taste::Tight && waste > 0 && self.nearer_above(gap, wish.end);
                     tries += 1;
                     if let Some(offset) = fit(node.offset, node.offset + node.size, high) {
                         fitting += 1;
-                        let this = match taste {
-                            Taste::Alike if waste > 0 && gap != self.above => {
-                                (1, self.mismatch(gap, wish.end))
-                            }
-                            _ => (waste, 0),
-                        };
+                        let unlike = if taste == Taste::Alike { self.unlike(gap, wish) } else { 0 };
+                        let this = waste.saturating_add(unlike);
                         if this < score {
                             (score, best) = (this, Some((gap, offset)));
                         }
                     }
                 }
-                if waste == 0 && best.is_some() || fitting >= taste.choice() || tries >= TRIES {
+                if score == 0 || fitting >= CHOICE || tries >= TRIES {
                     break 'bins;
                 }
             }
@@ -198,11 +211,13 @@ impl Gaps {
         }
     }
 
-    /// How far from `end` the blocks beside a gap go away, the nearer of the two.
-    fn mismatch(&self, gap: u32, end: u32) -> u64 {
+    /// What it costs, in bytes, that the blocks beside a gap go away at another time, the more alike of the two.
+    fn unlike(&self, gap: u32, wish: Wish) -> u64 {
         let Node { before, after, .. } = self.nodes[gap as usize];
-        let far = |node: u32| self.nodes.get(node as usize).map_or(u32::MAX, |node| node.end.abs_diff(end));
-        u64::from(far(before).min(far(after)))
+        let far =
+            |node: u32| self.nodes.get(node as usize).map_or(u32::MAX, |node| node.end.abs_diff(wish.end));
+        let far = u64::from(far(before).min(far(after)));
+        (far * STEPS / u64::from(wish.length.max(1))).min(STEPS) * (wish.size / (STEPS * UNLIKE))
     }
 
     /// Puts a block into a gap, which holds it at `offset`. Returns the block's node.

@@ -188,8 +188,8 @@ pub enum ConstraintError {
     },
     /// A fixed view that would begin before the arena, or contradicts another fixed block of its family.
     #[error(
-        "block {id}: fixed offset {offset}, but it lies {distance} bytes into block {root}, which therefore begins at {}; change one of the offsets or leave it out",
-        root_offset.map_or("a negative offset".to_owned(), |at| format!("{at} by another fixed offset"))
+        "block {id}: fixed offset {offset}, but {}; change one of the offsets or leave it out",
+        contrary(*id, *root, *distance, *root_offset)
     )]
     FixedView {
         /// The block's id.
@@ -253,7 +253,8 @@ pub enum ConstraintError {
     },
     /// Alignments of a family that no offset can satisfy together.
     #[error(
-        "block {id}: its alignment {align} at {distance} bytes into block {root} cannot be had together with the other alignments and offsets there; lower it or change the distance"
+        "block {id}: its alignment {align}{} cannot be had together with the other alignments and offsets there; lower it or change the distance",
+        if id == root { ", with views inside,".to_owned() } else { format!(" at {distance} bytes into block {root}") }
     )]
     InsideMisaligned {
         /// The block's id.
@@ -271,4 +272,45 @@ pub enum ConstraintError {
         /// The block's id.
         id: u64,
     },
+}
+
+/// Where a fixed view puts the block it lies in, or a block with fixed views is put by these.
+fn contrary(id: u64, root: u64, distance: u64, root_offset: Option<u64>) -> String {
+    let begins =
+        root_offset.map_or("a negative offset".to_owned(), |at| format!("{at} by another fixed offset"));
+    if id == root {
+        format!("with views inside it begins at {begins}")
+    } else {
+        format!("it lies {distance} bytes into block {root}, which therefore begins at {begins}")
+    }
+}
+
+impl ConstraintError {
+    /// The ids of the blocks named, the one to be changed first.
+    pub fn blocks(&self) -> Vec<u64> {
+        match *self {
+            ConstraintError::NoSuchBlock { .. } | ConstraintError::TooManyGaps { .. } => Vec::new(),
+            ConstraintError::EmptyGap { id, .. }
+            | ConstraintError::GapOutside { id, .. }
+            | ConstraintError::GapsOverlap { id, .. }
+            | ConstraintError::Window { id, .. }
+            | ConstraintError::FixedMisaligned { id, .. }
+            | ConstraintError::FixedOverflow { id, .. }
+            | ConstraintError::FixedTwice { id, .. }
+            | ConstraintError::InsideCycle { id }
+            | ConstraintError::InPlaceSelf { id } => vec![id],
+            // A block is the root of its own family.
+            ConstraintError::FixedView { id, root, .. }
+            | ConstraintError::InsideMisaligned { id, root, .. } => {
+                if id == root {
+                    vec![id]
+                } else {
+                    vec![id, root]
+                }
+            }
+            ConstraintError::InsideBeyond { id, of, .. } => vec![id, of],
+            ConstraintError::FixedOverlap { first, second, .. } => vec![first, second],
+            ConstraintError::InsideTwice { id, first, second } => vec![id, first, second],
+        }
+    }
 }

@@ -25,11 +25,12 @@
 //! `in_place` and `fixed` are passed over by minimalloc. An id with white space in it cannot be named in `in_place`.
 
 mod ids;
+mod places;
 mod rows;
 
 use std::fmt::Display;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::constraints::{Constraints, Fixed, Gap, InPlace, Inside};
 use crate::lines::{Lines, ReadError};
@@ -37,6 +38,7 @@ use crate::plan::Plan;
 use crate::problem::{Problem, ProblemError};
 
 pub use ids::Ids;
+pub use places::Places;
 pub(crate) use rows::parse;
 
 /// Buffers read from a file.
@@ -50,6 +52,8 @@ pub struct Buffers {
     pub ids: Ids,
     /// The column `offset`, in bytes, where the file has one.
     pub offsets: Option<Vec<u64>>,
+    /// The lines they stand on.
+    pub places: Places,
 }
 
 impl Buffers {
@@ -66,6 +70,29 @@ impl Buffers {
             self.problem.constraints.fixed.truncate(before);
         }
         checked
+    }
+
+    /// The error with the lines of the blocks it names and, where ids are texts, with their ids.
+    pub fn refused(&self, path: impl Into<PathBuf>, source: ProblemError) -> ReadError {
+        let named = source.blocks();
+        let place = |id: &u64| {
+            let index = if self.ids.are_numbers() {
+                self.problem.blocks.iter().position(|block| block.id == *id)?
+            } else {
+                usize::try_from(*id).ok()?
+            };
+            Some((index, self.places.line(index)?))
+        };
+        let line = named.first().and_then(place).map(|(_, line)| line);
+        let name = |id: &u64| {
+            let (index, line) = place(id)?;
+            let text = self.ids.get(index).map(|text| format!("\"{}\" ", text.escape_default()));
+            Some(format!("block {id} is {}on line {line}", text.unwrap_or_default()))
+        };
+        let names: Vec<String> = named.iter().filter_map(name).collect();
+        let clear = names.is_empty() || (names.len() == 1 && self.ids.are_numbers());
+        let names = if clear { String::new() } else { format!(" ({})", names.join(", ")) };
+        ReadError::Problem { path: path.into(), line, source, names }
     }
 
     /// The id of a block as it stands in the file.

@@ -2,32 +2,32 @@
 //!
 //! One sweep over time ([`crate::online`]) places everything. Where no block crosses a moment, the problem falls into
 //! *parts* that share nothing; only the highest part is worked on, until it is no longer the highest or its tries are
-//! used up. A try is a skyline, a sweep from the other end or outward from the peak, or a skyline of the largest blocks
-//! alone, whose holes a sweep fills with all the others: what is large is placed with care, what is small fits anywhere.
-//! Work is counted, not timed, so that the same problem gives the same plan everywhere.
+//! used up. A try is a skyline, or a sweep, from either end or outward from the peak. What is large beside the bound a
+//! skyline may place with care before, as only few of it are alive at once: a sweep then fills the holes with the others.
+//! What is small hangs from the ceiling. Work is counted, not timed, so that the same problem gives the same plan
+//! everywhere.
+
+mod care;
+mod start;
+mod sweeps;
+mod tries;
 
 use std::cmp::Reverse;
 
-use crate::bins::Taste;
-use crate::forest::Forest;
-use crate::online::{View, sweep};
+use sweeps::Sweeps;
+
 use crate::order::Order;
-use crate::skyline;
-use crate::timeline::{Timeline, align_up};
-use crate::tower;
+use crate::timeline::Timeline;
 
 /// Work of placing one block by a sweep, and by a sweep round given blocks: as the measured times are to each other, the
-/// first 0.1 microseconds.
-const SWEPT: u64 = 1;
-const FILLED: u64 = 2;
+/// first 0.2 microseconds.
+const SWEPT: u64 = 2;
+const FILLED: u64 = 3;
 
 /// Work of a skyline of so many blocks: 0.3 microseconds for each of 500, 1 of 20,000, 2 of 100,000.
 fn skyline_work(count: u64) -> u64 {
     count * (2 + count.isqrt() / 16)
 }
-
-/// Of how many blocks one is placed with care, each tried in turn.
-const SHARES: [usize; 5] = [64, 32, 16, 8, 4];
 
 /// Orders of skylines, the most successful first.
 const ORDERS: [Order; 4] = [Order::Length, Order::Area, Order::Start, Order::Size];
@@ -51,12 +51,13 @@ struct Placement {
 /// Places all items into `offsets` (by item); tries nothing more at a height of `bound` or below. Returns the height in
 /// bytes and what found it.
 pub(crate) fn place(timeline: &Timeline, bound: u64, mut work: Work, offsets: &mut [u64]) -> (u64, String) {
-    let mut best = first(timeline, &mut work);
+    let mut sweeps = Sweeps::new(timeline, bound);
+    let mut best = sweeps.first(&mut work);
     if best.height > bound {
         let parts = parts(timeline);
         if let [part] = parts.as_slice() {
             debug_assert_eq!(part.len(), timeline.items.len());
-            improve(timeline, &mut best, bound, &mut work);
+            sweeps.improve(&mut best, &mut work);
         } else {
             let mut heights: Vec<u64> =
                 parts.iter().map(|part| height(timeline, part, &best.offsets)).collect();
@@ -71,7 +72,7 @@ pub(crate) fn place(timeline: &Timeline, bound: u64, mut work: Work, offsets: &m
                     height: heights[highest],
                     name: String::new(),
                 };
-                improve(&part, &mut placement, bound, &mut work);
+                Sweeps::new(&part, bound).improve(&mut placement, &mut work);
                 if placement.height == heights[highest] {
                     break;
                 }
@@ -91,95 +92,6 @@ pub(crate) fn place(timeline: &Timeline, bound: u64, mut work: Work, offsets: &m
 /// The bytes some items reach up to.
 fn height(timeline: &Timeline, items: &[u32], offsets: &[u64]) -> u64 {
     items.iter().map(|&item| offsets[item as usize] + timeline.items[item as usize].size).max().unwrap_or(0)
-}
-
-/// A placement in linear time.
-fn first(timeline: &Timeline, work: &mut Work) -> Placement {
-    let mut offsets = vec![0; timeline.items.len()];
-    let start = Start::new(timeline);
-    let given = start.give(timeline, &mut offsets);
-    work.left = work.left.saturating_sub(SWEPT * timeline.items.len() as u64);
-    let view = start.view(timeline, false);
-    let swept = sweep(timeline, view, Taste::Beside, |item| given[item as usize], u64::MAX, &mut offsets);
-    if let (Some(height), _) = swept {
-        return Placement { offsets, height, name: String::from("sweep forward") };
-    }
-    // Blocks that wrap made the sweep too much work. This is always valid, and never too much.
-    let order = Order::Length.sort(timeline);
-    let height = tower::place(timeline, &order, u64::MAX, &mut offsets).unwrap_or(u64::MAX);
-    Placement { offsets, height, name: String::from("tower by length") }
-}
-
-/// Where sweeps begin.
-struct Start {
-    rank: u32,
-    /// Items that live across it: none on a line.
-    across: Vec<u32>,
-}
-
-impl Start {
-    /// On a circle where the fewest bytes live.
-    fn new(timeline: &Timeline) -> Start {
-        if !timeline.circular() {
-            return Start { rank: 0, across: Vec::new() };
-        }
-        let load = load(timeline);
-        let rank = (0..timeline.ranks).min_by_key(|&rank| load[rank as usize]).unwrap_or(0);
-        let across = |item: &u32| {
-            let item = &timeline.items[*item as usize];
-            item.lower < rank && rank < item.upper || item.upper > rank + timeline.ranks
-        };
-        let mut across: Vec<u32> = (0..timeline.items.len() as u32).filter(across).collect();
-        across.sort_by_key(|&item| Reverse(timeline.items[item as usize].length));
-        Start { rank, across }
-    }
-
-    fn view(&self, timeline: &Timeline, backward: bool) -> View {
-        View { from: if backward && !timeline.circular() { timeline.ranks } else { self.rank }, backward }
-    }
-
-    /// Puts what lives across the start at the bottom. Returns, by item, whether it has its offset.
-    fn give(&self, timeline: &Timeline, offsets: &mut [u64]) -> Vec<bool> {
-        stack(timeline, &self.across, offsets)
-    }
-}
-
-/// Puts items one on another. Returns, by item, whether it is one of them.
-fn stack(timeline: &Timeline, items: &[u32], offsets: &mut [u64]) -> Vec<bool> {
-    let mut given = vec![false; timeline.items.len()];
-    let mut top = 0;
-    for &index in items {
-        let item = &timeline.items[index as usize];
-        let offset = align_up(top, item.align);
-        (offsets[index as usize], given[index as usize]) = (offset, true);
-        top = offset + item.size;
-    }
-    given
-}
-
-/// Live bytes by rank.
-fn load(timeline: &Timeline) -> Vec<u64> {
-    let ranks = timeline.ranks as usize;
-    // Changes modulo 2^64: their sums are bytes alive.
-    let mut load = vec![0u64; ranks + 1];
-    let mut change = |rank: usize, bytes: u64| load[rank] = load[rank].wrapping_add(bytes);
-    for item in &timeline.items {
-        let (lower, upper) = (item.lower as usize, item.upper as usize);
-        change(lower, item.size);
-        if upper > ranks {
-            change(0, item.size);
-            change(upper - ranks, item.size.wrapping_neg());
-        } else {
-            change(upper, item.size.wrapping_neg());
-        }
-    }
-    let mut live = 0u64;
-    for bytes in &mut load {
-        live = live.wrapping_add(*bytes);
-        *bytes = live;
-    }
-    load.truncate(ranks);
-    load
 }
 
 /// The items of each part: what lies between moments no item lives across. A circle is one part.
@@ -211,152 +123,19 @@ fn parts(timeline: &Timeline) -> Vec<Vec<u32>> {
     parts
 }
 
-/// Tries to bring a placement down, until it is no higher than `bound` or the work is done.
-fn improve(timeline: &Timeline, best: &mut Placement, bound: u64, work: &mut Work) {
-    let count = timeline.items.len() as u64;
-    let start = Start::new(timeline);
-    let mut trial = vec![0; timeline.items.len()];
-    let mut go = |cost: u64, name: &str, best: &mut Placement, place: &mut Try| -> bool {
-        if best.height <= bound || cost > work.left || (work.stop)() {
-            return false;
-        }
-        let (height, placed) = place(best.height, &mut trial);
-        // What is given up early costs less.
-        work.left -= (cost * placed / count.max(1)).clamp(cost / 16, cost);
-        if let Some(height) = height {
-            *best = Placement { offsets: trial.clone(), height, name: name.to_owned() };
-        }
-        true
-    };
-
-    let mut forest = None;
-    for order in ORDERS.into_iter().filter(|_| count <= SMALL) {
-        let forest = forest.get_or_insert_with(|| Forest::new(timeline));
-        let mut place = |limit, offsets: &mut [u64]| {
-            forest.fill(&order.sort(timeline));
-            skyline::place(timeline, forest, limit, offsets)
-        };
-        go(skyline_work(count), &format!("skyline by {}", order.name()), best, &mut place);
-    }
-    for (backward, taste) in [(true, Taste::Beside), (false, Taste::Tight), (true, Taste::Tight)] {
-        // Of a million blocks, the rest of the work goes to the largest.
-        if taste == Taste::Tight && count > SMALL {
-            continue;
-        }
-        let mut place = |limit, offsets: &mut [u64]| {
-            let given = start.give(timeline, offsets);
-            let view = start.view(timeline, backward);
-            sweep(timeline, view, taste, |item| given[item as usize], limit, offsets)
-        };
-        let name = if backward { "sweep backward" } else { "sweep forward" };
-        go(SWEPT * count, name, best, &mut place);
-    }
-    for share in SHARES {
-        let size = |item: u32| timeline.items[item as usize].size;
-        for square in [false, true] {
-            let weight = |item: u32| {
-                let length = if square { u128::from(timeline.items[item as usize].length) } else { 1 };
-                // The size twice, as the length may differ by more than it: what is small finds room later.
-                (u128::from(size(item)) * length, size(item), Reverse(item))
-            };
-            fill(timeline, &start, (share, square), weight, best, &mut go);
-        }
-    }
-    if !timeline.circular() {
-        go(2 * SWEPT * count, "sweep outward", best, &mut |limit, offsets| outward(timeline, limit, offsets));
-    }
-}
-
-/// Blocks up to which skylines of all of them are tried, each a microsecond or two for a block.
-const SMALL: u64 = 200_000;
-
-/// Places a timeline below a height, into offsets by item; returns the height, and how many were placed.
-type Try<'a> = dyn FnMut(u64, &mut [u64]) -> (Option<u64>, u64) + 'a;
-
-/// The largest blocks by skylines, the others in their holes by sweeps.
-fn fill<W: Ord>(
-    timeline: &Timeline,
-    start: &Start,
-    (share, square): (usize, bool),
-    weight: impl Fn(u32) -> W,
-    best: &mut Placement,
-    go: &mut impl FnMut(u64, &str, &mut Placement, &mut Try) -> bool,
-) {
-    let count = timeline.items.len();
-    let some = (count / share).max(1);
-    let mut items: Vec<u32> = Vec::new();
-    let mut large = Timeline::default();
-    let mut chosen: Option<(u64, Vec<u64>)> = None;
-    let mut going = true;
-    for order in [Order::Length, Order::Area] {
-        // Never better than the best in its own right: the others are not placed yet.
-        going = going
-            && go(skyline_work(some as u64), "", best, &mut |limit, _| {
-                if items.is_empty() {
-                    items = (0..count as u32).collect();
-                    items.select_nth_unstable_by_key(some - 1, |&item| Reverse(weight(item)));
-                    items.truncate(some);
-                    items.extend_from_slice(&start.across);
-                    items.sort_unstable();
-                    items.dedup();
-                    large = timeline.of(&items);
-                }
-                let mut forest = Forest::new(&large);
-                forest.fill(&order.sort(&large));
-                let mut offsets = vec![0; items.len()];
-                let limit = chosen.as_ref().map_or(limit, |chosen| chosen.0);
-                if let (Some(height), _) = skyline::place(&large, &mut forest, limit, &mut offsets) {
-                    chosen = Some((height, offsets));
-                }
-                (None, count as u64)
-            });
-    }
-    let Some((_, placed)) = chosen.filter(|_| going) else {
-        return;
-    };
-    let mut given = vec![false; count];
-    items.iter().for_each(|&item| given[item as usize] = true);
-    let name = format!("sweep round the largest 1/{share} by {}", if square { "area" } else { "size" });
-    for backward in [false, true] {
-        go(FILLED * count as u64, &name, best, &mut |limit, offsets| {
-            items.iter().zip(&placed).for_each(|(&item, &offset)| offsets[item as usize] = offset);
-            let view = start.view(timeline, backward);
-            sweep(timeline, view, Taste::Beside, |item| given[item as usize], limit, offsets)
-        });
-    }
-}
-
-/// What lives at the peak of a line side by side, the rest by sweeps from there to either end.
-fn outward(timeline: &Timeline, limit: u64, offsets: &mut [u64]) -> (Option<u64>, u64) {
-    let load = load(timeline);
-    let peak = (0..timeline.ranks).max_by_key(|&rank| (load[rank as usize], Reverse(rank))).unwrap_or(0);
-    let alive = |item: &u32| {
-        let item = &timeline.items[*item as usize];
-        item.lower <= peak && peak < item.upper
-    };
-    let mut items: Vec<u32> = (0..timeline.items.len() as u32).filter(alive).collect();
-    items.sort_by_key(|&item| Reverse(timeline.items[item as usize].length));
-    let given = stack(timeline, &items, offsets);
-    let (mut height, mut placed) = (Some(0), 0);
-    for backward in [false, true] {
-        let view = View { from: peak, backward };
-        let given = |item: u32| given[item as usize];
-        if let Some(before) = height {
-            let (half, some) = sweep(timeline, view, Taste::Beside, given, limit, offsets);
-            (height, placed) = (half.map(|half| half.max(before)), placed + some);
-        }
-    }
-    (height, placed)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::start::Start;
+    use super::sweeps::outward;
     use super::*;
+    use crate::bins::Taste;
     use crate::bound;
     use crate::generate;
+    use crate::online::{Manner, sweep};
     use crate::problem::{Block, Problem};
+    use crate::tower;
     use crate::verify::{Violation, verify};
 
     /// Whether offsets by item are a plan.
@@ -395,16 +174,16 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn every_sweep_from_either_end_is_valid(problem in problems()) {
+        fn every_sweep_from_either_end_is_valid(problem in problems(), hung in 0u64..300) {
             let timeline = Timeline::new(&problem);
             let start = Start::new(&timeline);
             let mut offsets = vec![0; timeline.items.len()];
-            for taste in [Taste::Tight, Taste::Beside, Taste::Alike] {
+            for taste in [Taste::Tight, Taste::Alike] {
                 for backward in [false, true] {
                     let given = start.give(&timeline, &mut offsets);
                     let given = |item: u32| given[item as usize];
                     let view = start.view(&timeline, backward);
-                    let (height, _) = sweep(&timeline, view, taste, given, u64::MAX, &mut offsets);
+                    let (height, _) = sweep(&timeline, view, Manner { taste, hung }, given, u64::MAX, &mut offsets);
                     prop_assert_eq!(check(&problem, &timeline, &offsets, height.expect("few blocks")), Ok(()));
                 }
             }
@@ -415,7 +194,7 @@ mod tests {
         }
 
         #[test]
-        fn a_sweep_keeps_the_room_of_given_blocks_free(problem in problems(), nth in 1usize..5) {
+        fn a_sweep_keeps_the_room_of_given_blocks_free(problem in problems(), nth in 1usize..5, hung in 0u64..300) {
             let timeline = Timeline::new(&problem);
             let start = Start::new(&timeline);
             let mut items: Vec<u32> = (0..timeline.items.len() as u32).step_by(nth).collect();
@@ -431,7 +210,7 @@ mod tests {
                 let before = offsets.clone();
                 let given = |item: u32| items.binary_search(&item).is_ok();
                 let view = start.view(&timeline, backward);
-                let (height, _) = sweep(&timeline, view, Taste::Beside, given, u64::MAX, &mut offsets);
+                let (height, _) = sweep(&timeline, view, Manner { taste: Taste::Alike, hung }, given, u64::MAX, &mut offsets);
                 prop_assert_eq!(check(&problem, &timeline, &offsets, height.expect("few blocks")), Ok(()));
                 prop_assert!(items.iter().all(|&item| offsets[item as usize] == before[item as usize]));
             }

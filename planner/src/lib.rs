@@ -115,7 +115,7 @@ pub use order::Order;
 pub use plan::{Plan, Proof};
 pub use planner::{Effort, Planner, Within};
 pub use problem::{Block, Problem, ProblemError};
-pub use read::{Input, read_any};
+pub use read::{Input, read_any, read_from};
 pub use replan::{Change, ReplanError, Replanned, Replanner, replan};
 pub use rotation::{Rotation, RotationError, rotate, verify_rotation};
 pub use steps::{Event, Key, StepProblem, Steps};

@@ -14,13 +14,15 @@ use crate::problem::ProblemError;
 
 /// Bytes of the longest line read. Headers and events take tens of bytes; ids are names, not novels.
 const LINE: u64 = 64 * 1024;
+/// What a file should be.
+const TEXT: &str = "a text file with one record a line, plain or gzip'ed";
 
 /// Why a file cannot be read: which file, which line, what is wrong and what was expected.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ReadError {
     /// The operating system or gzip refused.
-    #[error("{}: cannot be read after line {line}: {source}; check that the file exists and is complete", .path.display())]
+    #[error("{}: cannot be read{}: {source}; check that the file exists and is complete", .path.display(), after(*.line))]
     Io {
         /// The file.
         path: PathBuf,
@@ -52,13 +54,26 @@ pub enum ReadError {
         expected: String,
     },
     /// The buffers are no problem that can be planned.
-    #[error("{}: {source}", .path.display())]
+    #[error("{}{}: {source}{names}", .path.display(), colon(*.line))]
     Problem {
         /// The file.
         path: PathBuf,
+        /// The line of the first block that is named; `None` where none is.
+        line: Option<u64>,
         /// What is wrong with them.
         source: ProblemError,
+        /// Where the blocks named stand in the file and what their ids are there, where that is not clear without;
+        /// else empty.
+        names: String,
     },
+}
+
+fn after(line: u64) -> String {
+    if line == 0 { String::new() } else { format!(" after line {line}") }
+}
+
+fn colon(line: Option<u64>) -> String {
+    line.map_or_else(String::new, |line| format!(":{line}"))
 }
 
 /// What is wrong with a line, before file and number are known.
@@ -86,8 +101,14 @@ pub(crate) struct Lines {
 
 impl Lines {
     pub fn open(path: &Path) -> Result<Lines, ReadError> {
+        let file = File::open(path);
+        Lines::new(file.map_err(|source| ReadError::Io { path: path.to_owned(), line: 0, source })?, path)
+    }
+
+    /// Of what `reader` gives; `path` is its name in errors.
+    pub fn new(reader: impl Read + 'static, path: &Path) -> Result<Lines, ReadError> {
         let io = |source| ReadError::Io { path: path.to_owned(), line: 0, source };
-        let mut reader = BufReader::new(File::open(path).map_err(io)?);
+        let mut reader = BufReader::new(reader);
         let zipped = reader.fill_buf().map_err(io)?.starts_with(&[0x1f, 0x8b]);
         let reader: Box<dyn BufRead> =
             if zipped { Box::new(BufReader::new(MultiGzDecoder::new(reader))) } else { Box::new(reader) };
@@ -110,10 +131,7 @@ impl Lines {
                 }
                 self.line += 1;
                 if taken as u64 > LINE {
-                    return Err(self.fault(Fault::new(
-                        format!("the line is longer than {LINE} bytes"),
-                        "a text file with one record a line",
-                    )));
+                    return Err(self.fault(Fault::new(format!("the line is longer than {LINE} bytes"), TEXT)));
                 }
                 if !self.text.trim_ascii().is_empty() {
                     break;
@@ -123,16 +141,14 @@ impl Lines {
         self.again = false;
         match std::str::from_utf8(self.text.trim_ascii()) {
             Ok(text) => Ok(Some(text)),
-            Err(_) => {
-                Err(self
-                    .fault(Fault::new("the line is not UTF-8 text", "a text file with one record a line")))
-            }
+            Err(_) => Err(self.fault(Fault::new("the line is not UTF-8 text", TEXT))),
         }
     }
 
     /// Makes [`Lines::next`] give the last line once more.
     pub fn unread(&mut self) {
-        self.again = self.line > 0;
+        // Nothing was given at the end of the file.
+        self.again = !self.text.is_empty();
     }
 
     /// An error about the last line.
@@ -150,9 +166,9 @@ impl Lines {
         ReadError::File { path: self.path.clone(), what: what.into(), expected: expected.into() }
     }
 
-    /// An error about what the file describes.
-    pub fn problem(&self, source: ProblemError) -> ReadError {
-        ReadError::Problem { path: self.path.clone(), source }
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The file's name without directories and without `.csv` and `.gz`.

@@ -6,7 +6,7 @@
 //! the next given block begins in it, and a block may only lie in cells where that is after its own end. O(n log n).
 
 use crate::bins::{Gaps, Taste, Wish};
-use crate::timeline::{Timeline, align_up};
+use crate::timeline::{Item, Timeline, align_up};
 
 /// Cells looked at in one gap, and nodes passed per given block on average: what keeps a sweep from growing quadratic.
 const CELLS: usize = 32;
@@ -21,6 +21,15 @@ pub(crate) struct View {
     /// The rank at which the sweep begins, or ends where it runs backward.
     pub from: u32,
     pub backward: bool,
+}
+
+/// How a sweep places blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Manner {
+    pub taste: Taste,
+    /// Blocks of fewer bytes, with their alignment, hang from a ceiling as low as it can be, and so leave the gaps between
+    /// larger ones whole.
+    pub hung: u64,
 }
 
 /// One stretch of a block's life on the clock of a view.
@@ -187,7 +196,7 @@ fn cover(levels: &[usize], mut from: usize, mut to: usize, mut visit: impl FnMut
 pub(crate) fn sweep(
     timeline: &Timeline,
     view: View,
-    taste: Taste,
+    manner: Manner,
     given: impl Fn(u32) -> bool,
     limit: u64,
     offsets: &mut [u64],
@@ -197,20 +206,24 @@ pub(crate) fn sweep(
     let begun = pieces.partition_point(|piece| piece.start == 0 && piece.given);
     pieces[..begun].sort_unstable_by_key(|piece| offsets[piece.item as usize]);
     let mut placed = 0;
-    (run(timeline, &pieces, taste, limit, offsets, &mut placed), placed)
+    (run(timeline, &pieces, manner, limit, offsets, &mut placed), placed)
 }
 
 /// Walks along the pieces, counting those placed.
 fn run(
     timeline: &Timeline,
     pieces: &[Piece],
-    taste: Taste,
+    manner: Manner,
     limit: u64,
     offsets: &mut [u64],
     placed: &mut u64,
 ) -> Option<u64> {
+    let Manner { taste, hung } = manner;
     let mut cells = Cells::new(timeline, pieces, offsets);
     let mut gaps = Gaps::new();
+    let mut ceiling = Gaps::new();
+    // What ceiling blocks are aligned to.
+    let mut grain = 1;
     let ends = ends(pieces, timeline.ranks);
     let mut nodes = vec![0u32; pieces.len()];
     let mut steps = STEPS * 16 + 8 * pieces.len() as u64;
@@ -220,12 +233,30 @@ fn run(
         while let Some(&gone) = ends.get(ended)
             && pieces[gone as usize].end <= piece.start
         {
-            gaps.take(nodes[gone as usize]);
+            let piece = &pieces[gone as usize];
+            let hangs = !piece.given && hangs(&timeline.items[piece.item as usize], hung).is_some();
+            let from = if hangs { &mut ceiling } else { &mut gaps };
+            from.take(nodes[gone as usize]);
             ended += 1;
         }
         *placed += 1;
         let item = &timeline.items[piece.item as usize];
-        let wish = Wish { size: item.size, align: item.align, end: piece.end };
+        let length = piece.end - piece.start;
+        if !piece.given
+            && let Some(size) = hangs(item, hung)
+        {
+            grain = item.align.max(grain);
+            let wish = Wish { size, align: item.align, end: piece.end, length };
+            let (gap, offset) = ceiling.find(wish, taste, |from, to, high| wish.within(from, to, high));
+            nodes[index] = ceiling.put(gap, offset, size, piece.end);
+            offsets[piece.item as usize] = offset + size;
+            height = height.max(gaps.top() + ceiling.top());
+            if height >= limit {
+                return None;
+            }
+            continue;
+        }
+        let wish = Wish { size: item.size, align: item.align, end: piece.end, length };
         let (gap, offset) = if piece.given {
             let offset = offsets[piece.item as usize];
             let near = if cells.is_empty() { None } else { cells.near(offset, &gaps) };
@@ -234,15 +265,9 @@ fn run(
             steps = (steps + 64).checked_sub(passed)?;
             (gap, offset)
         } else if cells.is_empty() {
-            gaps.find(wish, taste, |from, to, high| {
-                let low = align_up(from, wish.align);
-                if low > to || to - low < wish.size {
-                    return None;
-                }
-                Some(if high { (to - wish.size) & !(wish.align - 1) } else { low })
-            })
+            gaps.find(wish, taste, |from, to, high| wish.within(from, to, high))
         } else {
-            let above = gaps.extent(gaps.above()).map_or(0, |(from, _)| from);
+            let above = gaps.top();
             gaps.find(wish, taste, |from, to, high| {
                 if high {
                     let offset = (to - wish.size) & !(wish.align - 1);
@@ -253,20 +278,33 @@ fn run(
                 cells.lowest(from, to, wish, piece.start, from < above)
             })
         };
-        let end = offset + item.size;
-        if end >= limit {
-            return None;
-        }
-        height = end.max(height);
         offsets[piece.item as usize] = offset;
         nodes[index] = gaps.put(gap, offset, item.size, piece.end);
+        height = height.max(gaps.top() + ceiling.top());
+        if height >= limit {
+            return None;
+        }
         seen = nodes[index];
         if !cells.is_empty() {
             let cell = cells.holding(offset);
             cells.hints[cell] = seen;
         }
     }
-    Some(height)
+    if hung > 0 {
+        height = align_up(height, grain);
+        for piece in pieces.iter().filter(|piece| !piece.given) {
+            if hangs(&timeline.items[piece.item as usize], hung).is_some() {
+                offsets[piece.item as usize] = height - offsets[piece.item as usize];
+            }
+        }
+    }
+    (height < limit).then_some(height)
+}
+
+/// The bytes of an item with its alignment, if it hangs from the ceiling.
+fn hangs(item: &Item, hung: u64) -> Option<u64> {
+    let size = align_up(item.size, item.align);
+    (size < hung).then_some(size)
 }
 
 /// The lives of all items on the clock of a view, by their start, given blocks first.

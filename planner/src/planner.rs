@@ -73,7 +73,7 @@ impl Effort {
 /// One takes 0.1 microseconds here, so that this is about a second in all for 100,000 blocks as for a million, whose check,
 /// ranks, bound and first sweep alone take half of it.
 fn swept(count: u64, effort: Effort) -> u64 {
-    let normal = 11_500_000u64.saturating_sub(7 * count).max(2 * count);
+    let normal = 19_000_000u64.saturating_sub(13 * count).max(6 * count);
     if effort == Effort::Quick { normal / 4 } else { normal.saturating_mul(effort.factor()) }
 }
 
@@ -198,7 +198,7 @@ impl Planner {
             return Ok(constrained::plan(problem, self.effort, self.seed, self.limits(), None));
         }
         let mut run = Run::new(problem, self);
-        run.minimize();
+        run.run(None);
         Ok(run.into_plan(problem))
     }
 
@@ -212,7 +212,7 @@ impl Planner {
         let plan = if problem.constraints.is_empty() {
             let mut run = Run::new(problem, self);
             run.enough = capacity;
-            run.fit(capacity);
+            run.run(Some(capacity));
             run.into_plan(problem)
         } else {
             constrained::plan(problem, self.effort, self.seed, self.limits(), Some(capacity))
@@ -287,14 +287,19 @@ impl Run {
         Progress { height: self.height, lower_bound: self.bound }
     }
 
-    /// As low as can be.
-    fn minimize(&mut self) {
+    /// As low as can be, or within a capacity.
+    fn run(&mut self, capacity: Option<u64>) {
         if self.timeline.items.len() > LARGE {
+            if capacity.is_some_and(|capacity| self.bound > capacity) {
+                // No plan is needed that is better than another.
+                self.enough = u64::MAX;
+            }
             return self.place_many();
         }
         let mut forest = Forest::new(&self.timeline);
         let start = self.skylines(&mut forest);
-        if self.effort == Effort::Quick || self.done() {
+        let over = |run: &Run| capacity.is_some_and(|capacity| run.bound > capacity) || run.done();
+        if self.effort == Effort::Quick || over(self) {
             return;
         }
         let mut walk = start.map(|(order, height, offsets)| {
@@ -310,7 +315,7 @@ impl Run {
         if let Some((walk, order)) = &mut walk {
             self.walk(walk, &mut forest, *order, placements(count));
         }
-        while spent < all && !self.done() {
+        while spent < all && !over(self) {
             let share = spent.max(1).min(all - spent);
             if let (Some((walk, order)), true) = (&mut walk, spent >= SHARES) {
                 self.walk(walk, &mut forest, *order, (placements(count) / SHARES).saturating_mul(share));
@@ -318,7 +323,8 @@ impl Run {
             if let Some(sections) = &sections {
                 let looks = looks(count);
                 let part = (looks / SHARES).saturating_mul(share);
-                self.search(sections, &mut attempts, part, looks.saturating_mul(self.effort.factor()));
+                let all = looks.saturating_mul(self.effort.factor());
+                self.search(sections, &mut attempts, capacity, (part, all));
             }
             if spent == 0 {
                 self.fits();
@@ -336,29 +342,6 @@ impl Run {
         let (height, name) =
             large::place(&self.timeline, enough, Work { left, stop: &stop }, &mut self.offsets);
         (self.height, self.algorithm) = (height, name);
-    }
-
-    /// Within a capacity.
-    fn fit(&mut self, capacity: u64) {
-        if self.timeline.items.len() > LARGE {
-            if self.bound > capacity {
-                // No plan is needed that is better than another.
-                self.enough = u64::MAX;
-            }
-            return self.place_many();
-        }
-        let mut forest = Forest::new(&self.timeline);
-        self.skylines(&mut forest);
-        if self.effort == Effort::Quick || self.bound > capacity || self.done() {
-            return;
-        }
-        let Some(sections) = Sections::new(&self.timeline) else { return self.minimize() };
-        let mut attempt = Attempt::new(&sections, capacity, self.seed);
-        let looks = looks(self.timeline.items.len() as u64).saturating_mul(self.effort.factor());
-        let mut spent = 0u64;
-        while spent < looks && !self.done() && self.bound <= capacity {
-            spent = spent.saturating_add(self.turn(&mut attempt, looks));
-        }
     }
 
     /// One skyline in each order; returns the lowest with its order.
@@ -406,20 +389,29 @@ impl Run {
         }
     }
 
-    /// Searches for so many of `all` looks: at the bound every other turn, as a tight capacity leaves least to try, and
-    /// between it and the best height in the turns between. Turns are not cut short, but all searches together take no
-    /// new one at twice of `all`.
-    fn search<'a>(&mut self, sections: &'a Sections, attempts: &mut Attempts<'a>, looks: u64, all: u64) {
+    /// Searches for so many looks, of `all` there are: within the capacity if there is one, else at the bound every other
+    /// turn, as a tight capacity leaves least to try, and between it and the best height in the turns between. Turns are
+    /// not cut short, but all searches together take no new one at twice of `all`.
+    fn search<'a>(
+        &mut self,
+        sections: &'a Sections,
+        attempts: &mut Attempts<'a>,
+        capacity: Option<u64>,
+        (looks, all): (u64, u64),
+    ) {
         let (from, most) = (attempts.looks, all.saturating_mul(2));
-        while attempts.looks - from < looks && attempts.looks < most && !self.done() {
+        let hopeless = |bound: u64| capacity.is_some_and(|capacity| bound > capacity);
+        while attempts.looks - from < looks && attempts.looks < most && !hopeless(self.bound) && !self.done()
+        {
             attempts.turn += 1;
             let gap = self.height - self.bound;
-            let (at, capacity) = match attempts.turn % 6 {
-                1 | 3 | 5 => (0, self.bound),
-                2 => (1, self.bound + gap / 2),
-                4 => (2, self.bound + gap / 4),
+            let (at, capacity) = match (capacity, attempts.turn % 6) {
+                (Some(capacity), _) => (0, capacity),
+                (None, 1 | 3 | 5) => (0, self.bound),
+                (None, 2) => (1, self.bound + gap / 2),
+                (None, 4) => (2, self.bound + gap / 4),
                 // What fails here is a proof.
-                _ => (3, self.height - self.grain),
+                (None, _) => (3, self.height - self.grain),
             };
             let attempt = attempts.at[at].take().filter(|attempt| attempt.capacity() == capacity);
             let mut attempt = attempt.unwrap_or_else(|| Attempt::new(sections, capacity, self.seed));

@@ -204,3 +204,18 @@ pub enum ProblemError {
         count: usize,
     },
 }
+
+impl ProblemError {
+    /// The ids of the blocks named, the one to be changed first.
+    pub fn blocks(&self) -> Vec<u64> {
+        match *self {
+            ProblemError::Reversed { id, .. }
+            | ProblemError::Alignment { id, .. }
+            | ProblemError::StartsBeyondPeriod { id, .. }
+            | ProblemError::LongerThanPeriod { id, .. }
+            | ProblemError::TooLarge { id } => vec![id],
+            ProblemError::Constraint(ref error) => error.blocks(),
+            ProblemError::Period { .. } | ProblemError::TooManyBlocks { .. } => Vec::new(),
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! Reads whatever can be planned: buffers or a trace, told apart by the first line.
 
+use std::io::Read;
 use std::path::Path;
 
 use crate::csv::{self, Buffers};
@@ -46,7 +47,22 @@ impl Input {
 /// # Errors
 /// A [`ReadError`] with file and line.
 pub fn read_any(path: impl AsRef<Path>, min_bytes: u64) -> Result<Input, ReadError> {
-    let mut lines = Lines::open(path.as_ref())?;
+    parse(Lines::open(path.as_ref())?, min_bytes)
+}
+
+/// The same of what `reader` gives; `name` stands for the file in errors.
+///
+/// # Errors
+/// A [`ReadError`] with name and line.
+pub fn read_from(
+    reader: impl Read + 'static,
+    name: impl AsRef<Path>,
+    min_bytes: u64,
+) -> Result<Input, ReadError> {
+    parse(Lines::new(reader, name.as_ref())?, min_bytes)
+}
+
+fn parse(mut lines: Lines, min_bytes: u64) -> Result<Input, ReadError> {
     let traced = lines.next()?.is_some_and(|line| line.starts_with(trace::MAGIC));
     lines.unread();
     if !traced {

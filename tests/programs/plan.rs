@@ -3,14 +3,32 @@
 use crate::process::{self, Ended};
 use serde_json::Value;
 use std::collections::HashMap;
-use std::path::Path;
-use std::process::Command;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+mod constraints;
+mod limits;
+mod refused;
 
 /// Runs `stepalloc plan INPUT OPTIONS`.
 fn plan(input: &Path, options: &[&str]) -> Ended {
     let mut command: Command = process::stepalloc(["plan"]);
     command.arg(input).args(options);
     process::finish(&mut command)
+}
+
+/// Runs `stepalloc plan - OPTIONS` with this file for standard input.
+fn plan_standard_input(input: &Path, options: &[&str]) -> Ended {
+    let mut command: Command = process::stepalloc(["plan", "-"]);
+    command.args(options).stdin(File::open(input).expect("opened"));
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
+    process::await_end(child, "stepalloc plan -")
+}
+
+/// The path as an argument.
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
 }
 
 /// The figures of a plan.
@@ -81,12 +99,14 @@ fn checked_height(blocks: &[&Block], period: Option<u64>) -> u64 {
 
 #[test]
 fn the_json_has_every_key_of_the_contract() {
-    let Some(instances) = process::shared("instances") else { return };
-    let figures = figures(&instances.join("A.1048576.csv"));
-    for key in ["buffers", "height", "lower_bound", "ratio", "cpu_seconds"] {
-        assert!(figures[key].is_number(), "{key} in {figures}");
+    let (_directory, input) = file("id,lower,upper,size\na,0,2,10\nb,1,3,10\n");
+    let figures = figures(&input);
+    for (key, value) in [("buffers", 2), ("height", 20), ("lower_bound", 20)] {
+        assert_eq!(figures[key], value, "{key} in {figures}");
     }
-    assert!(figures["optimal"].is_boolean() && figures["algorithm"].is_string(), "{figures}");
+    assert!(figures["ratio"] == 1.0 && figures["cpu_seconds"].is_number(), "{figures}");
+    assert!(figures["optimal"] == true && figures["proof"] == "load_bound", "{figures}");
+    assert!(figures["algorithm"].is_string(), "{figures}");
 }
 
 #[test]
@@ -96,7 +116,7 @@ fn solutions_of_the_instances_are_valid_and_as_high_as_told() {
     let output = directory.path().join("solution.csv");
     for name in ["A.1048576", "B.1048576", "C.1048576", "D.1048576", "E.1048576", "F.1048576", "resnet50"] {
         let input = instances.join(format!("{name}.csv"));
-        let options = ["--output", output.to_str().expect("UTF-8"), "--json", "-"];
+        let options = ["--output", text(&output), "--json", "-"];
         let told: Value = serde_json::from_str(plan(&input, &options).with_status(0).out()).expect("JSON");
         let asked = rows(&std::fs::read_to_string(&input).expect("read"));
         let solved = rows(&std::fs::read_to_string(&output).expect("a solution"));
@@ -140,21 +160,26 @@ fn every_trace_is_planned_close_to_its_bound() {
 fn a_period_makes_lifetimes_wrap_round() {
     let (directory, input) = file("id,lower,upper,size\n0,0,6,100\n1,6,12,100\n2,3,6,50\n");
     let output = directory.path().join("solution.csv");
-    plan(&input, &["--period", "10", "--output", output.to_str().expect("UTF-8")]).with_status(0);
+    let ended = plan(&input, &["--period", "10", "--output", text(&output)]).with_status(0);
+    assert!(ended.out().contains("2 ordinary, 1 periodic"), "{}", ended.out());
     let solved = rows(&std::fs::read_to_string(&output).expect("a solution"));
     assert_eq!(checked_height(&solved.values().collect::<Vec<_>>(), Some(10)), 200);
+    assert_eq!(solved["1"].upper, 12, "the lifetime is written back as it was read");
 }
 
 #[test]
-fn a_capacity_below_the_bound_is_status_3() {
-    let (directory, input) = file("id,lower,upper,size\na,0,2,10\nb,1,3,10\n");
-    let output = directory.path().join("solution.csv");
-    let options = ["--output", output.to_str().expect("UTF-8"), "--capacity"];
-    let ended = plan(&input, &[&options[..], &["19"]].concat()).with_status(3);
-    assert!(ended.ours()[0].contains("19 bytes"), "{}", ended.err());
-    assert!(!output.exists(), "a plan that does not fit was written");
-    plan(&input, &[&options[..], &["20"]].concat()).with_status(0);
-    assert!(output.exists());
+fn a_dash_reads_standard_input() {
+    let (_directory, input) = file("id,lower,upper,size\na,0,2,10\nb,1,3,10\n");
+    let piped = plan_standard_input(&input, &["--output", "-"]).with_status(0);
+    assert_eq!(piped.out(), plan(&input, &["--output", "-"]).with_status(0).out());
+}
+
+#[test]
+fn the_summary_stays_off_a_standard_output_that_holds_a_result() {
+    let (_directory, input) = file("id,lower,upper,size\na,0,2,10\n");
+    let ended = plan(&input, &["--output", "-"]).with_status(0);
+    assert_eq!(ended.out(), "id,lower,upper,size,offset\na,0,2,10,0\n");
+    assert!(ended.err().contains("height       10 bytes\n"), "{}", ended.err());
 }
 
 #[test]
@@ -167,120 +192,66 @@ fn an_output_that_cannot_be_written_is_named() {
 }
 
 /// A file of this content, and the directory that holds it.
-fn file(content: impl AsRef<[u8]>) -> (tempfile::TempDir, std::path::PathBuf) {
+fn file(content: impl AsRef<[u8]>) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("input.csv");
     std::fs::write(&path, content).expect("written");
     (directory, path)
 }
 
-/// The content is refused with status 2 and one line: the file, the number of the line that is wrong (0: the file as
-/// a whole), and the word.
-#[track_caller]
-fn refused(content: impl AsRef<[u8]>, line: usize, word: &str) {
-    let (_directory, path) = file(content);
-    refused_file(&path, line, word);
-}
-
-#[track_caller]
-fn refused_file(path: &Path, line: usize, word: &str) {
-    let ended = plan(path, &[]).with_status(2);
-    assert_eq!(ended.out(), "");
-    let [said] = ended.ours()[..] else { panic!("not one line: {}", ended.err()) };
-    let place = if line == 0 { path.display().to_string() } else { format!("{}:{line}: ", path.display()) };
-    assert!(said.contains(&place), "{place} is not in: {said}");
-    assert!(said.contains(word), "{word} is not in: {said}");
-}
-
-const HEADER: &str = "id,lower,upper,size\n";
-
 #[test]
-fn an_empty_file_is_refused() {
-    refused("", 0, "empty");
-}
-
-#[test]
-fn a_header_alone_is_refused() {
-    refused(HEADER, 0, "no buffers");
-}
-
-#[test]
-fn a_missing_column_is_named_with_its_line() {
-    refused("id,lower,size\n0,1,2\n", 1, "upper");
-}
-
-#[test]
-fn a_missing_cell_is_named_with_its_line() {
-    refused(format!("{HEADER}0,1,2,3\n1,2,3\n"), 3, "");
-}
-
-#[test]
-fn text_in_place_of_a_number_is_named_with_its_line() {
-    refused(format!("{HEADER}0,1,2,3\n1,2,x,4\n"), 3, "\"x\" is not a number");
-    refused(format!("{HEADER}0,1,2,-3\n"), 2, "\"-3\" is not a number");
-}
-
-#[test]
-fn a_lifetime_that_ends_before_it_begins_is_named_with_its_line() {
-    refused(format!("{HEADER}0,1,2,3\n1,5,4,3\n"), 3, "");
-}
-
-#[test]
-fn numbers_beyond_64_bits_are_named_with_their_line() {
-    refused(format!("{HEADER}0,1,2,18446744073709551616\n"), 2, "18446744073709551616");
-}
-
-#[test]
-fn sizes_that_add_up_beyond_64_bits_are_named_with_their_line() {
-    refused(format!("{HEADER}0,1,2,18446744073709551615\n1,5,6,1\n"), 3, "overflow");
-}
-
-#[test]
-fn an_id_that_comes_twice_is_named_with_its_line() {
-    refused(format!("{HEADER}a,1,2,3\nb,1,2,3\na,4,5,6\n"), 4, "\"a\"");
-}
-
-#[test]
-fn bytes_that_are_no_text_are_named_with_their_line() {
-    refused(b"id,lower,upper,size\n0,1,2,3\n\xff\xfe,1,2,3\n", 3, "UTF-8");
-}
-
-#[test]
-fn a_truncated_gzip_file_is_refused() {
-    let Some(instances) = process::shared("instances") else { return };
-    let whole = std::fs::read(instances.join("S_1.csv.gz")).expect("read");
-    refused(&whole[..whole.len() / 2], 0, "cannot be read after line");
-}
-
-#[test]
-fn a_directory_is_refused() {
-    let directory = tempfile::tempdir().expect("a directory");
-    refused_file(directory.path(), 0, "directory");
-}
-
-#[test]
-fn a_missing_file_is_refused() {
-    refused_file(Path::new("/no/such/file.csv"), 0, "No such file");
-}
-
-#[test]
-fn a_bad_line_of_a_trace_is_named() {
-    let head = "# memtrace v1 name=x min=4096 steps=1 threads=1 columns=op,thread,id,size,align\n";
-    refused(format!("{head}S,0,0,0,0\na,0,1,40000,0\nz,0,1,,\nS,0,1,0,0\n"), 4, "z");
-    refused(format!("{head}S,0,0,0,0\nf,0,7,,\nS,0,1,0,0\n"), 3, "7");
-    refused(format!("{head}S,0,0,0,0\na,0,1,40000,3\nS,0,1,0,0\n"), 3, "3");
-}
-
-#[test]
-fn a_trace_without_a_whole_step_is_refused() {
-    refused("# memtrace v1 name=x\nS,0,0,0,0\na,0,1,40000,0\n", 0, "no complete step");
+fn results_that_would_overwrite_each_other_or_the_input_are_refused() {
+    let content = "id,lower,upper,size\na,0,2,10\n";
+    let (directory, input) = file(content);
+    let (plain, dotted) = (directory.path().join("f"), directory.path().join("./f"));
+    let twice = ["--output", text(&plain), "--json", text(&dotted)];
+    let ended = plan(&input, &twice).with_status(2);
+    assert!(ended.ours()[0].contains("different files"), "{}", ended.err());
+    for option in ["--output", "--json"] {
+        let ended = plan(&input, &[option, text(&input)]).with_status(2);
+        assert!(ended.ours()[0].contains(option) && ended.ours()[0].contains("the input"), "{}", ended.err());
+        assert_eq!(std::fs::read_to_string(&input).expect("read"), content);
+    }
+    plan(&input, &["--output", "/dev/null", "--json", "/dev/null"]).with_status(0);
 }
 
 #[test]
 fn bad_options_are_refused() {
     let (_directory, input) = file("id,lower,upper,size\na,0,2,10\n");
-    for options in [["--capacity", "1MB"], ["--time-limit", "0"], ["--period", "x"], ["--nonsense", "1"]] {
+    let options = [
+        ["--capacity", "1MB"],
+        ["--time-limit", "0"],
+        ["--time-limit", "nan"],
+        ["--period", "x"],
+        ["--threads", "0"],
+        ["--threads", "5"],
+        ["--seed", "junk"],
+        ["--seed", "-1"],
+        ["--capacity", "-1"],
+        ["--nonsense", "1"],
+    ];
+    for options in options {
         let ended = plan(&input, &options).with_status(2);
         assert!(ended.err().contains(options[0]), "{options:?}: {}", ended.err());
+    }
+}
+
+#[test]
+fn options_for_another_kind_of_input_are_named() {
+    let (_directory, buffers) = file("id,lower,upper,size\na,0,2,10\n");
+    let (_directory, trace) = file(
+        "# memtrace v1 name=x min=4096 steps=1 threads=1 columns=op,thread,id,size,align\nS,0,0,0,0\na,0,1,40000,0\nf,0,1,,\nS,0,1,0,0\n",
+    );
+    plan(&trace, &[]).with_status(0);
+    let cases: [(&Path, &[&str]); 4] = [
+        (&buffers, &["--min-bytes", "1"]),
+        (&buffers, &["--fix-offsets"]),
+        (&trace, &["--period", "10"]),
+        (&trace, &["--fix-offsets"]),
+    ];
+    for (input, options) in cases {
+        let ended = plan(input, options).with_status(2);
+        assert!(ended.ours()[0].contains(options[0]), "{options:?}: {}", ended.err());
+        assert!(ended.ours()[0].contains("leave it out"), "{options:?}: {}", ended.err());
     }
 }

@@ -10,7 +10,7 @@ use crate::recorder::{self, Recorder};
 use crate::settings::Settings;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use stepalloc_planner::{Block, Event, Plan, Planner, Problem, StepProblem, Steps};
+use stepalloc_planner::{Block, Effort, Event, Plan, Planner, Problem, StepProblem, Steps};
 
 /// The share of the load that rounding sizes up to a granule may add: one part in this many. Below what users notice;
 /// smaller granules make gaps and the table of blocks dearer.
@@ -41,6 +41,8 @@ pub(crate) struct Proposal {
     granules: u32,
     /// The largest load in bytes, sizes rounded up to a cache line only: no plan is smaller.
     pub(crate) lower_bound: u64,
+    /// Whether no plan of these granules is lower.
+    pub(crate) optimal: bool,
     /// Blocks planned.
     pub(crate) blocks: u64,
 }
@@ -107,11 +109,11 @@ impl Collector {
 
 impl Proposal {
     /// Plans a step. `shift` fixes the granule where the arena is open already.
-    pub(crate) fn of(step: &StepProblem, shift: Option<u32>) -> Option<Self> {
+    pub(crate) fn of(step: &StepProblem, effort: Effort, shift: Option<u32>) -> Option<Self> {
         let lower_bound = step.problem.load().max;
         let shift = shift.unwrap_or_else(|| granule_shift(&step.problem, lower_bound));
         let rounded = rounded(&step.problem, shift);
-        let plan = Planner::new().plan(&rounded).ok()?;
+        let plan = Planner::new().effort(effort).plan(&rounded).ok()?;
         let classes = classes(step, &plan, shift)?;
         let granules = u32::try_from(plan.height >> shift).ok()?;
         Some(Self {
@@ -120,6 +122,7 @@ impl Proposal {
             shift,
             granules,
             lower_bound,
+            optimal: plan.optimal(),
             blocks: step.problem.blocks.len() as u64,
         })
     }

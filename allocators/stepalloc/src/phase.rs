@@ -19,7 +19,7 @@ use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering::*};
 use std::thread::{self, JoinHandle};
-use stepalloc_planner::StepProblem;
+use stepalloc_planner::{Effort, StepProblem};
 
 /// Events merged in the thread of the step: about 2 ms. A step of 10,000 blocks has twice as many events.
 const EVENTS_HERE: u64 = 20_000;
@@ -299,7 +299,15 @@ impl Engine {
             Some(Outcome::Enough(problem)) => {
                 let small = problem.problem.blocks.len() <= BLOCKS_HERE;
                 route::set(self.phase == Phase::Planned, false, settings.min_bytes);
-                self.run(small, move |_| Outcome::Plan(plan(&problem)))
+                // What is easy is planned at once. Anything else may take some tenths of a second.
+                let easy =
+                    if small { plan(&problem, Effort::Quick).filter(|plan| plan.optimal) } else { None };
+                match easy {
+                    Some(plan) => Some(Outcome::Plan(Some(plan))),
+                    None => self.run(false, move |here| {
+                        Outcome::Plan(plan(&problem, if here { Effort::Quick } else { Effort::Normal }))
+                    }),
+                }
             }
             other => other,
         };
@@ -432,13 +440,17 @@ impl Engine {
 fn merge(mut collector: Box<Collector>, ends: &[u64], settings: &Settings, here: bool) -> Outcome {
     if ends.iter().any(|&end| collector.step(&RECORDER, end, settings)) {
         let problem = collector.problem();
-        return if here { Outcome::Enough(Box::new(problem)) } else { Outcome::Plan(plan(&problem)) };
+        return if here {
+            Outcome::Enough(Box::new(problem))
+        } else {
+            Outcome::Plan(plan(&problem, Effort::Normal))
+        };
     }
     Outcome::More(collector)
 }
 
-fn plan(problem: &StepProblem) -> Option<Box<Proposal>> {
-    Proposal::of(problem, STATE.arena.is_open().then(|| STATE.arena.shift())).map(Box::new)
+fn plan(problem: &StepProblem, effort: Effort) -> Option<Box<Proposal>> {
+    Proposal::of(problem, effort, STATE.arena.is_open().then(|| STATE.arena.shift())).map(Box::new)
 }
 
 fn trim() {

@@ -2,6 +2,7 @@
 
 use super::Buffers;
 use super::ids::{Ids, Index};
+use super::places::Places;
 use crate::constraints::{Fixed, Gap, InPlace, Inside};
 use crate::lines::{Fault, Lines, ReadError, number};
 use crate::problem::{Block, MAX_BLOCKS};
@@ -242,24 +243,6 @@ impl References {
     }
 }
 
-/// Which line every block stands on, where it is not simply the next.
-#[derive(Default)]
-struct Places(Vec<(usize, u64)>);
-
-impl Places {
-    fn push(&mut self, block: usize, line: u64) {
-        if self.line(block) != Some(line) {
-            self.0.push((block, line));
-        }
-    }
-
-    fn line(&self, block: usize) -> Option<u64> {
-        let after = self.0.partition_point(|&(first, _)| first <= block);
-        let (first, line) = *self.0.get(after.checked_sub(1)?)?;
-        Some(line + (block - first) as u64)
-    }
-}
-
 /// Reads buffers from the header on.
 pub(crate) fn parse(lines: &mut Lines) -> Result<Buffers, ReadError> {
     let mut buffers = Buffers { name: lines.stem(), ..Buffers::default() };
@@ -294,9 +277,11 @@ pub(crate) fn parse(lines: &mut Lines) -> Result<Buffers, ReadError> {
     resolve(&mut buffers, &references, &index)
         .map_err(|(block, what)| fault(block, Fault::new(what, "the id of a line of this file")))?;
     buffers.ids.name(&mut buffers.problem.blocks);
-    buffers.offsets = offsets;
-    buffers.problem.check().map_err(|source| lines.problem(source))?;
-    Ok(buffers)
+    (buffers.offsets, buffers.places) = (offsets, places);
+    match buffers.problem.check() {
+        Ok(()) => Ok(buffers),
+        Err(source) => Err(buffers.refused(lines.path(), source)),
+    }
 }
 
 /// Takes one line below the header.

@@ -122,9 +122,12 @@ fn wrong_constraints_are_refused_with_their_line() {
         (",,1e9", "4: the fixed \"1e9\" is not a number; expected a whole number from 0 to 2^64 - 1"),
         (
             "a@1,,",
-            " block 1: 10 bytes at distance 1 do not lie within the 10 bytes of block 0; correct distance or size",
+            "4: block 1: 10 bytes at distance 1 do not lie within the 10 bytes of block 0; correct distance or size (block 1 is \"b\" on line 4, block 0 is \"a\" on line 2)",
         ),
-        (",b,", " block 1: cannot work in place of itself; name two different blocks, or leave it out"),
+        (
+            ",b,",
+            "4: block 1: cannot work in place of itself; name two different blocks, or leave it out (block 1 is \"b\" on line 4)",
+        ),
     ];
     for (text, message) in rows {
         // A blank line counts as a line.
