@@ -117,7 +117,11 @@ impl Planner {
     /// Puts every block into one of several arenas, given in the order of preference.
     ///
     /// `allowed` lists for each block the indices of the arenas it may go to, in any order; empty, every block may go to
-    /// every arena. Views go where their block goes. A time limit holds for each planning of an arena.
+    /// every arena. Views go where their block goes.
+    ///
+    /// Where not all blocks find room in the arena they like best, this takes some hundreds of plannings of arenas at
+    /// [`Effort::Quick`](crate::Effort::Quick) and, at a higher effort, about ten at that. A time limit holds for each
+    /// planning of an arena; a watch that breaks ends them all.
     ///
     /// ```
     /// use stepalloc_planner::{Arena, Block, Planner, Problem, verify_arenas};

@@ -48,7 +48,7 @@ impl LowerBound {
             return vec![index];
         }
         let needs = needs(problem);
-        let families = Families::new(problem).ok();
+        let families = needs.as_ref().and_then(|_| Families::new(problem).ok());
         if let Some((index, _)) =
             families.and_then(|f| fixed_end(problem, &f)).filter(|end| end.1 >= self.bytes)
         {
@@ -157,10 +157,12 @@ fn rounded(members: Vec<Span>, period: Option<u64>, align: u64) -> LowerBound {
         events.push((lower, (true, size)));
     }
     radix::sort(&mut events);
-    let (mut sum, mut slacks) = (0u64, BTreeMap::<u64, u32>::new());
+    // Wide, so that problems that fail their check do not overflow.
+    let (mut sum, mut slacks) = (0u128, BTreeMap::<u128, u32>::new());
     for group in events.chunk_by(|a, b| a.0 == b.0) {
         for &(_, (starts, size)) in group {
-            let whole = size.next_multiple_of(align);
+            let size = u128::from(size);
+            let whole = size.next_multiple_of(u128::from(align));
             let slack = whole - size;
             if starts {
                 sum += whole;
@@ -176,6 +178,7 @@ fn rounded(members: Vec<Span>, period: Option<u64>, align: u64) -> LowerBound {
             }
         }
         let bytes = sum - slacks.last_key_value().map_or(0, |(&slack, _)| slack);
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         if bytes > best.bytes {
             best.bytes = bytes;
             best.at = group[0].0;

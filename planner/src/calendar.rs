@@ -89,6 +89,8 @@ pub(crate) struct Calendar {
     levels: Vec<Vec<Node>>,
     /// The highest level that holds lifetimes of its own.
     summit: usize,
+    /// The most visitors a leaf had.
+    crowd: usize,
     // Room for work, kept from call to call.
     cover: Cover,
     found: Vec<Range>,
@@ -119,6 +121,7 @@ impl Calendar {
             horizon,
             levels: Vec::new(),
             summit: sizes.iter().position(|&size| size <= SUMMIT).unwrap_or(0),
+            crowd: 0,
             cover: Cover::default(),
             found: Vec::new(),
             spare: Vec::new(),
@@ -146,6 +149,7 @@ impl Calendar {
             let nodes = nodes.map(|(index, held)| calendar.node(level, index, held)).collect();
             calendar.levels.push(nodes);
         }
+        calendar.crowd = calendar.leaves.iter().map(|leaf| leaf.visitors.len()).max().unwrap_or(0);
         calendar
     }
 
@@ -166,6 +170,11 @@ impl Calendar {
         let free = children.iter().fold(open.clone(), |free, child| child.free.among(&free));
         let peak = weight + children.iter().map(|child| child.peak).max().unwrap_or(0);
         Node { open, free, weight, peak }
+    }
+
+    /// The most visitors a leaf had: each makes changes in it, and questions to it, take longer.
+    pub fn crowd(&self) -> usize {
+        self.crowd
     }
 
     /// First byte that is free at all times, with all above it.
@@ -189,6 +198,7 @@ impl Calendar {
                 let at = leaf.visitors.partition_point(|other| other.bytes.0 < stay.bytes.0);
                 leaf.visitors.insert(at, Visitor { bytes: stay.bytes, span, weight: stay.weight });
                 leaf.loose = true;
+                self.crowd = self.crowd.max(leaf.visitors.len());
                 self.fill(0, index, stay);
             }
         }

@@ -1,7 +1,8 @@
 //! The planner's way with constraints: the same placements and the same walk, over groups instead of blocks.
 //!
 //! Skylines are run on the hulls of groups, which is valid but wastes gaps, and only where no offset is given, as a
-//! skyline cannot build round what stands already. First and best fit see every part. Where pairs may work in place,
+//! skyline cannot build round what stands already; where planning may end early, one is put above all that is fixed, to
+//! have a plan at once. First and best fit see every part. Where pairs may work in place,
 //! all is tried twice: with pairs free to share what comes about, and with pairs of equal size joined at one offset.
 //! At last an iterated first fit starts from the best order of each.
 
@@ -20,25 +21,32 @@ use crate::search::Outcome;
 use crate::sections::Sections;
 use crate::skyline;
 
-/// Plans a problem with constraints that passes its check.
-pub(crate) fn plan(problem: &Problem, effort: Effort, seed: u64, limits: Limits) -> Plan {
-    let mut variants = vec![Variant::new(Groups::new(problem, false))];
-    if !problem.constraints.in_place.is_empty() {
-        let joined = Groups::new(problem, true);
-        if joined.joined > 0 {
-            variants.push(Variant::new(joined));
-        }
-    }
+/// Plans a problem with constraints that passes its check; within a capacity, where one is given.
+pub(crate) fn plan(
+    problem: &Problem,
+    effort: Effort,
+    seed: u64,
+    limits: Limits,
+    capacity: Option<u64>,
+) -> Plan {
     let mut best = Best {
         problem,
         bound: problem.lower_bound().bytes,
+        capacity,
         limits,
         height: u64::MAX,
         offsets: Vec::new(),
         algorithm: String::new(),
     };
-    for variant in &mut variants {
-        variant.place(&mut best, effort);
+    let mut variants = vec![Variant::new(Groups::new(problem))];
+    variants[0].place(&mut best, effort);
+    if !problem.constraints.in_place.is_empty() && !best.done() {
+        let joined = Groups::joined(problem, &|| best.over());
+        if joined.joined > 0 {
+            let mut joined = Variant::new(joined);
+            joined.place(&mut best, effort);
+            variants.push(joined);
+        }
     }
     let count = problem.blocks.len() as u64;
     let (looks, placements) = (planner::looks(count), planner::placements(count));
@@ -59,6 +67,8 @@ pub(crate) fn plan(problem: &Problem, effort: Effort, seed: u64, limits: Limits)
 struct Best<'a> {
     problem: &'a Problem,
     bound: u64,
+    /// A plan of so many bytes is good enough, and without hope where the bound is above.
+    capacity: Option<u64>,
     limits: Limits,
     height: u64,
     /// By block; empty: there is none.
@@ -69,7 +79,17 @@ struct Best<'a> {
 impl Best<'_> {
     /// Whether there is no point or no time in going on.
     fn done(&self) -> bool {
-        !self.offsets.is_empty() && (self.height <= self.bound || self.limits.over(self.progress()))
+        let decided = |capacity| self.height <= capacity || self.bound > capacity;
+        self.is_there() && (self.height <= self.bound || self.capacity.is_some_and(decided) || self.over())
+    }
+
+    /// Whether there is a plan, and no time to look for another.
+    fn over(&self) -> bool {
+        self.is_there() && self.limits.over(self.progress())
+    }
+
+    fn is_there(&self) -> bool {
+        !self.offsets.is_empty()
     }
 
     fn progress(&self) -> Progress {
@@ -117,6 +137,9 @@ impl Variant {
             best.offer(groups, &offsets, || String::from("nothing to place"));
             return;
         }
+        if groups.any_fixed() && best.limits.any() {
+            self.stack(best);
+        }
         if !groups.any_fixed() {
             let mut forest = Forest::new(timeline);
             for order in Order::ALL {
@@ -135,8 +158,8 @@ impl Variant {
                 if best.done() {
                     return;
                 }
-                let (height, _) =
-                    self.mosaic.place(groups, &order.sort(timeline), fit, u64::MAX, &mut offsets);
+                let limit = (u64::MAX, &(|| best.over()) as &dyn Fn() -> bool);
+                let (height, _) = self.mosaic.place(groups, &order.sort(timeline), fit, limit, &mut offsets);
                 let Some(height) = height else { continue };
                 best.offer(groups, &offsets, || format!("{} fit by {}", fit.name(), order.name()));
                 if fit == Fit::First && self.walk.as_ref().is_none_or(|(_, walk)| height < walk.height()) {
@@ -146,16 +169,39 @@ impl Variant {
         }
     }
 
-    /// Searches for a plan of the hulls at the bound. That there is none proves nothing about the parts.
+    /// Puts all that is not fixed above all that is, so that there is a plan at once whatever time first fit takes.
+    fn stack(&self, best: &mut Best<'_>) {
+        let (groups, timeline) = (&self.groups, &self.groups.timeline);
+        let (fixed, free): (Vec<u32>, Vec<u32>) =
+            (0..timeline.items.len() as u32).partition(|&item| groups.fixed[item as usize].is_some());
+        let mut offsets: Vec<u64> = groups.fixed.iter().map(|offset| offset.unwrap_or(0)).collect();
+        let ends = fixed.iter().map(|&item| offsets[item as usize] + timeline.items[item as usize].size);
+        let align = free.iter().map(|&item| timeline.items[item as usize].align).max().unwrap_or(1);
+        let above = ends.max().unwrap_or(0).checked_next_multiple_of(align);
+        let free_time = timeline.of(&free);
+        let mut forest = Forest::new(&free_time);
+        forest.fill(&Order::Length.sort(&free_time));
+        let mut placed = vec![0; free.len()];
+        let height = skyline::place(&free_time, &mut forest, u64::MAX, &mut placed).0;
+        if let (Some(above), Some(height)) = (above, height)
+            && above.checked_add(height).is_some()
+        {
+            free.iter().zip(placed).for_each(|(&item, offset)| offsets[item as usize] = above + offset);
+            best.offer(groups, &offsets, || String::from("skyline above what is fixed"));
+        }
+    }
+
+    /// Searches for a plan of the hulls at the bound, or at the capacity. That there is none proves nothing about the parts.
     fn search(&self, best: &mut Best<'_>, seed: u64, looks: u64) {
         if self.groups.any_fixed() || best.done() {
             return;
         }
         let Some(sections) = Sections::new(&self.groups.timeline) else { return };
-        let mut attempt = Attempt::new(&sections, best.bound, seed);
+        let capacity = best.capacity.map_or(best.bound, |capacity| capacity.max(best.bound));
+        let mut attempt = Attempt::new(&sections, capacity, seed);
         let mut spent = 0u64;
         while spent < looks && !best.done() {
-            let (outcome, took) = attempt.turn(1, &|| best.limits.over(best.progress()));
+            let (outcome, took) = attempt.turn(1, looks, &|| best.over());
             spent = spent.saturating_add(took.max(1));
             if let (Outcome::Found, Some(offsets)) = (outcome, attempt.offsets()) {
                 best.offer(&self.groups, offsets, || String::from("search of hulls"));
@@ -174,7 +220,7 @@ impl Variant {
         while placements < budget && !best.done() {
             let before = walk.height();
             let work = walk.step_by(&groups.timeline, |order, limit, offsets| {
-                mosaic.place(groups, order, Fit::First, limit, offsets)
+                mosaic.place(groups, order, Fit::First, (limit, &|| best.over()), offsets)
             });
             placements += work.max(1);
             if walk.height() < before {

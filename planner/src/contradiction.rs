@@ -113,7 +113,7 @@ impl Constraints {
                 return Err(ConstraintError::FixedView { id, offset, root, distance, root_offset });
             };
             let end = place.checked_add(root_block.size);
-            if end.and_then(|end| end.checked_add(total)).is_none() {
+            if end.and_then(|end| end.checked_add(total)).is_none_or(|top| top == u64::MAX) {
                 return Err(ConstraintError::FixedOverflow { id, offset, size });
             }
             let Padding { align: common, pad } = paddings[root];

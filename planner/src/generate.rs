@@ -23,7 +23,7 @@ pub struct Heap {
     /// Of 100 blocks, how many have lifetimes of every order of magnitude alike; the others' are short, with a heavy
     /// tail.
     pub lasting: u64,
-    /// Longest lifetime, as a power of two of blocks allocated in the meantime.
+    /// Longest lifetime, as a power of two of blocks allocated in the meantime; more than 62 count as 62.
     pub longest: u64,
     /// Of 100 blocks, how many have between 256 bytes and 16 KiB.
     pub medium: u64,
@@ -43,6 +43,8 @@ pub fn malloc_like(count: usize, seed: u64) -> Problem {
 pub fn heap(count: usize, seed: u64, mix: Heap) -> Problem {
     let mut dice = Dice::new(seed);
     let mut program = Program::default();
+    // Beyond every problem, and no time overflows.
+    let longest = mix.longest.min(62);
     for step in 0..count as u64 {
         program.free_until(step);
         let roll = dice.below(1000);
@@ -53,11 +55,8 @@ pub fn heap(count: usize, seed: u64, mix: Heap) -> Problem {
         } else {
             dice.scaled(4, 9)
         };
-        let length = if dice.below(100) < mix.lasting {
-            dice.scaled(0, mix.longest.max(1))
-        } else {
-            dice.heavy(mix.longest)
-        };
+        let length =
+            if dice.below(100) < mix.lasting { dice.scaled(0, longest.max(1)) } else { dice.heavy(longest) };
         let block = program.allocate(size.next_multiple_of(MALLOC_ALIGN), MALLOC_ALIGN);
         program.pending.push(Reverse((step + length, block)));
     }

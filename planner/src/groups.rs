@@ -12,6 +12,9 @@ use crate::pieces::{self, Families, Padding, Sharing};
 use crate::problem::Problem;
 use crate::timeline::{Item, NEVER, Timeline, meet};
 
+/// Pairs of members between two questions whether to stop: a few milliseconds.
+const ASK: usize = 1 << 18;
+
 /// Bytes of a group in use over a span of ranks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part {
@@ -48,16 +51,16 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// The groups of a problem that passes its check; pairs of equal size that may work in place joined where that
-    /// contradicts nothing, if `join` says so.
-    pub fn new(problem: &Problem, join: bool) -> Groups {
-        // Views that go in a circle were refused by the check.
-        let families = Families::new(problem).unwrap_or_else(|_| Families {
-            root: (0..problem.blocks.len() as u32).collect(),
-            distance: vec![0; problem.blocks.len()],
-        });
-        let mut assembly = Assembly::new(problem, families);
-        let joined = if join { assembly.join_pairs() } else { 0 };
+    /// The groups of a problem that passes its check.
+    pub fn new(problem: &Problem) -> Groups {
+        Assembly::new(problem).finish(0)
+    }
+
+    /// The same with pairs of equal size that may work in place joined where that contradicts nothing, until `stop` says
+    /// so.
+    pub fn joined(problem: &Problem, stop: &dyn Fn() -> bool) -> Groups {
+        let mut assembly = Assembly::new(problem);
+        let joined = assembly.join_pairs(stop);
         assembly.finish(joined)
     }
 
@@ -97,14 +100,20 @@ struct Assembly<'a> {
     firsts: Vec<usize>,
     /// Blocks and their distances from the group's beginning; empty where a group was joined to another.
     groups: Vec<Vec<(u32, u64)>>,
-    /// By block: its group.
+    /// By block: its group, and bytes from the group's beginning.
     home: Vec<u32>,
+    distance: Vec<u64>,
     /// By block: its fixed offset.
     fixed: Vec<Option<u64>>,
 }
 
 impl Assembly<'_> {
-    fn new(problem: &Problem, families: Families) -> Assembly<'_> {
+    fn new(problem: &Problem) -> Assembly<'_> {
+        // Views that go in a circle were refused by the check.
+        let families = Families::new(problem).unwrap_or_else(|_| Families {
+            root: (0..problem.blocks.len() as u32).collect(),
+            distance: vec![0; problem.blocks.len()],
+        });
         let count = problem.blocks.len();
         let pieces = pieces::pieces(problem);
         let fold = |time: u64| match problem.period {
@@ -140,8 +149,8 @@ impl Assembly<'_> {
         for given in &problem.constraints.fixed {
             fixed[given.block] = Some(given.offset);
         }
-        let home = families.root.clone();
-        Assembly { problem, families, sharing, moments, parts, firsts, groups, home, fixed }
+        let (home, distance) = (families.root.clone(), families.distance.clone());
+        Assembly { problem, families, sharing, moments, parts, firsts, groups, home, distance, fixed }
     }
 
     fn turn(&self) -> u32 {
@@ -152,9 +161,9 @@ impl Assembly<'_> {
         &self.parts[self.firsts[block as usize]..self.firsts[block as usize + 1]]
     }
 
-    /// Joins the groups of pairs of equal size. Returns how many.
-    fn join_pairs(&mut self) -> usize {
-        let mut joined = 0;
+    /// Joins the groups of pairs of equal size, until `stop` says so. Returns how many.
+    fn join_pairs(&mut self, stop: &dyn Fn() -> bool) -> usize {
+        let (mut joined, mut work) = (0, 0);
         for pair in &self.problem.constraints.in_place {
             if self.problem.blocks[pair.first].size != self.problem.blocks[pair.second].size {
                 continue;
@@ -163,50 +172,63 @@ impl Assembly<'_> {
             if first == second {
                 continue;
             }
-            let distance = |group: u32, block: usize| {
-                let members = self.groups[group as usize].iter();
-                members.filter(|member| member.0 == block as u32).map(|member| member.1).next().unwrap_or(0)
-            };
-            let (a, b) = (distance(first, pair.first), distance(second, pair.second));
-            let shifted = |group: u32, by: u64| {
-                self.groups[group as usize].iter().map(move |&(block, distance)| (block, distance + by))
-            };
-            let kept: Vec<(u32, u64)> = shifted(first, b.saturating_sub(a)).collect();
-            let taken: Vec<(u32, u64)> = shifted(second, a.saturating_sub(b)).collect();
-            if self.may_join(&kept, &taken) {
+            work += self.groups[first as usize].len() * self.groups[second as usize].len();
+            if work >= ASK {
+                work = 0;
+                if stop() {
+                    break;
+                }
+            }
+            let (a, b) = (self.distance[pair.first], self.distance[pair.second]);
+            let (up_first, up_second) = (b.saturating_sub(a), a.saturating_sub(b));
+            if self.may_join((first, up_first), (second, up_second)) {
+                self.lift(first, up_first);
+                self.lift(second, up_second);
+                let taken = std::mem::take(&mut self.groups[second as usize]);
                 for &(block, _) in &taken {
                     self.home[block as usize] = first;
                 }
-                self.groups[second as usize].clear();
-                self.groups[first as usize] = kept.into_iter().chain(taken).collect();
+                self.groups[first as usize].extend(taken);
                 joined += 1;
             }
         }
         joined
     }
 
-    /// Whether two groups at these distances contradict neither each other nor what is fixed.
-    fn may_join(&self, kept: &[(u32, u64)], taken: &[(u32, u64)]) -> bool {
-        let all = || kept.iter().chain(taken);
+    /// Moves the members of a group up by so many bytes.
+    fn lift(&mut self, group: u32, by: u64) {
+        let members = self.groups[group as usize].iter_mut().filter(|_| by > 0);
+        for (block, distance) in members {
+            *distance += by;
+            self.distance[*block as usize] = *distance;
+        }
+    }
+
+    /// Whether two groups, moved up by so many bytes, contradict neither each other nor what is fixed.
+    fn may_join(&self, kept: (u32, u64), taken: (u32, u64)) -> bool {
+        let of = |(group, up): (u32, u64)| {
+            self.groups[group as usize].iter().map(move |&(block, distance)| (block, distance + up))
+        };
+        let all = || of(kept).chain(of(taken));
         // What is joined to a fixed block could meet another fixed block there.
-        if all().any(|&(block, _)| self.fixed[block as usize].is_some()) {
+        if all().any(|(block, _)| self.fixed[block as usize].is_some()) {
             return false;
         }
         let members: Vec<(u64, u64)> =
-            all().map(|&(block, distance)| (distance, self.problem.blocks[block as usize].align)).collect();
+            all().map(|(block, distance)| (distance, self.problem.blocks[block as usize].align)).collect();
         if Padding::of(&members).is_none() {
             return false;
         }
         let turn = self.turn();
         let clash = |(a, at): (u32, u64), (b, bt): (u32, u64)| {
-            !self.sharing.allows(&self.families, a, b)
-                && self.parts_of(a).iter().any(|p| {
-                    self.parts_of(b).iter().any(|q| {
-                        meet(p.span, q.span, turn) && at + p.from < bt + q.to && bt + q.from < at + p.to
-                    })
-                })
+            let meeting = self.parts_of(a).iter().any(|p| {
+                self.parts_of(b)
+                    .iter()
+                    .any(|q| meet(p.span, q.span, turn) && at + p.from < bt + q.to && bt + q.from < at + p.to)
+            });
+            meeting && !self.sharing.allows(&self.families, a, b)
         };
-        !kept.iter().any(|&a| taken.iter().any(|&b| clash(a, b)))
+        !of(kept).any(|a| of(taken).any(|b| clash(a, b)))
     }
 
     fn finish(self, joined: usize) -> Groups {

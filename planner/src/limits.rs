@@ -32,6 +32,11 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
+    /// Whether anything can end planning early.
+    pub fn any(&self) -> bool {
+        self.deadline.is_some() || self.watch.is_some()
+    }
+
     /// Whether to stop now. Asks the clock and the caller.
     pub fn over(&self, progress: Progress) -> bool {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)

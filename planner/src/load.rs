@@ -159,6 +159,9 @@ fn sparse(problem: &Problem, mut curve: Curve) -> Load {
     curve.load
 }
 
+/// What a block longer than the period counts at most: far beyond 64 bits, and the sum of all blocks is below 128.
+const MOST: i128 = 1 << 96;
+
 /// The load of a problem that fails its check, too.
 fn unsound(problem: &Problem) -> Load {
     let mut changes: Vec<Change> = Vec::with_capacity(2 * problem.blocks.len());
@@ -175,7 +178,7 @@ fn unsound(problem: &Problem) -> Load {
         };
         let (whole, rest) = (length / period, length % period);
         if whole > 0 {
-            changes.push((0, bytes * i128::from(whole)));
+            changes.push((0, bytes.saturating_mul(i128::from(whole)).min(MOST)));
         }
         if rest > 0 {
             let start = block.lower % period;

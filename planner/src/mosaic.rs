@@ -11,6 +11,9 @@ use crate::timeline::{align_up, meet};
 /// Comparisons of two parts that take as long as a skyline takes to place one block: work is counted in the latter.
 const COMPARISONS: u64 = 64;
 
+/// Comparisons between two questions whether to stop: a few milliseconds.
+const ASK: u64 = 1 << 17;
+
 /// A part put down.
 #[derive(Debug, Clone, Copy)]
 struct Laid {
@@ -31,17 +34,17 @@ pub(crate) struct Mosaic {
 
 impl Mosaic {
     /// Places the groups in this order into `offsets` (by item). Returns the height in bytes, `None` (and offsets
-    /// without meaning) once it would reach `limit`; and the work done, in placements.
+    /// without meaning) once it would reach `limit` or `stop` says so; and the work done, in placements.
     pub fn place(
         &mut self,
         groups: &Groups,
         order: &[u32],
         fit: Fit,
-        limit: u64,
+        (limit, stop): (u64, &dyn Fn() -> bool),
         offsets: &mut [u64],
     ) -> (Option<u64>, u64) {
         self.laid.clear();
-        let (mut height, mut comparisons) = (0, 0);
+        let (mut height, mut comparisons, mut ask) = (0, 0, ASK);
         let mut lay = |mosaic: &mut Mosaic, index: u32, offset: u64| {
             offsets[index as usize] = offset;
             height = height.max(offset + groups.timeline.items[index as usize].size);
@@ -59,8 +62,12 @@ impl Mosaic {
             if groups.fixed[index as usize].is_none() {
                 comparisons += (self.laid.len() * groups.parts(index).len()) as u64 + COMPARISONS;
                 let offset = self.room(groups, index, fit);
-                if !lay(self, index, offset) {
+                let goes_on = lay(self, index, offset) && (comparisons < ask || !stop());
+                if !goes_on {
                     return (None, comparisons / COMPARISONS);
+                }
+                if comparisons >= ask {
+                    ask = comparisons + ASK;
                 }
             }
         }

@@ -46,7 +46,8 @@ pub enum Effort {
     /// Skylines only: for planning in the middle of a program's run.
     Quick,
     /// All placements, a bounded search and a bounded improvement: 300 blocks in milliseconds where they are easy, in
-    /// some tenths of a second where they are not.
+    /// some tenths of a second where they are not, up to a second and a half where nearly all of them meet. Thousands of
+    /// blocks may take some seconds.
     #[default]
     Normal,
     /// Fifty times the search and the improvement of [`Effort::Normal`].
@@ -182,6 +183,11 @@ impl Planner {
         Limits { deadline, watch: self.watch.clone() }
     }
 
+    /// Whether the caller's watch says stop: between plannings of which each would begin anew.
+    pub(crate) fn stopped(&self, height: u64, lower_bound: u64) -> bool {
+        Limits { deadline: None, watch: self.watch.clone() }.over(Progress { height, lower_bound })
+    }
+
     /// Plans a problem as low as the effort allows.
     ///
     /// # Errors
@@ -189,7 +195,7 @@ impl Planner {
     pub fn plan(&self, problem: &Problem) -> Result<Plan, ProblemError> {
         problem.check()?;
         if !problem.constraints.is_empty() {
-            return Ok(constrained::plan(problem, self.effort, self.seed, self.limits()));
+            return Ok(constrained::plan(problem, self.effort, self.seed, self.limits(), None));
         }
         let mut run = Run::new(problem, self);
         run.run(None);
@@ -209,7 +215,7 @@ impl Planner {
             run.run(Some(capacity));
             run.into_plan(problem)
         } else {
-            constrained::plan(problem, self.effort, self.seed, self.limits())
+            constrained::plan(problem, self.effort, self.seed, self.limits(), Some(capacity))
         };
         Ok(if plan.height <= capacity {
             Within::Found(plan)
@@ -225,6 +231,8 @@ impl Planner {
 #[derive(Default)]
 struct Attempts<'a> {
     turn: u64,
+    /// Taken so far.
+    looks: u64,
     at: [Option<Attempt<'a>>; 4],
 }
 
@@ -270,8 +278,9 @@ impl Run {
 
     /// Whether there is no point or no time in going on.
     fn done(&self) -> bool {
-        self.height <= self.bound.max(self.enough)
-            || (self.height != u64::MAX && self.limits.over(self.progress()))
+        // Without a plan there is no height to be content with, not even for a capacity of all bytes there are.
+        self.height != u64::MAX
+            && (self.height <= self.bound.max(self.enough) || self.limits.over(self.progress()))
     }
 
     fn progress(&self) -> Progress {
@@ -281,6 +290,10 @@ impl Run {
     /// As low as can be, or within a capacity.
     fn run(&mut self, capacity: Option<u64>) {
         if self.timeline.items.len() > LARGE {
+            if capacity.is_some_and(|capacity| self.bound > capacity) {
+                // No plan is needed that is better than another.
+                self.enough = u64::MAX;
+            }
             return self.place_many();
         }
         let mut forest = Forest::new(&self.timeline);
@@ -308,7 +321,10 @@ impl Run {
                 self.walk(walk, &mut forest, *order, (placements(count) / SHARES).saturating_mul(share));
             }
             if let Some(sections) = &sections {
-                self.search(sections, &mut attempts, capacity, (looks(count) / SHARES).saturating_mul(share));
+                let looks = looks(count);
+                let part = (looks / SHARES).saturating_mul(share);
+                let all = looks.saturating_mul(self.effort.factor());
+                self.search(sections, &mut attempts, capacity, (part, all));
             }
             if spent == 0 {
                 self.fits();
@@ -373,17 +389,20 @@ impl Run {
         }
     }
 
-    /// Searches for so many looks: within the capacity if there is one, else at the bound every other turn, as a tight
-    /// capacity leaves least to try, and between it and the best height in the turns between.
+    /// Searches for so many looks, of `all` there are: within the capacity if there is one, else at the bound every other
+    /// turn, as a tight capacity leaves least to try, and between it and the best height in the turns between. Turns are
+    /// not cut short, but all searches together take no new one at twice of `all`.
     fn search<'a>(
         &mut self,
         sections: &'a Sections,
         attempts: &mut Attempts<'a>,
         capacity: Option<u64>,
-        looks: u64,
+        (looks, all): (u64, u64),
     ) {
-        let mut spent = 0u64;
-        while spent < looks && !self.done() && capacity.is_none_or(|capacity| self.bound <= capacity) {
+        let (from, most) = (attempts.looks, all.saturating_mul(2));
+        let hopeless = |bound: u64| capacity.is_some_and(|capacity| bound > capacity);
+        while attempts.looks - from < looks && attempts.looks < most && !hopeless(self.bound) && !self.done()
+        {
             attempts.turn += 1;
             let gap = self.height - self.bound;
             let (at, capacity) = match (capacity, attempts.turn % 6) {
@@ -396,15 +415,15 @@ impl Run {
             };
             let attempt = attempts.at[at].take().filter(|attempt| attempt.capacity() == capacity);
             let mut attempt = attempt.unwrap_or_else(|| Attempt::new(sections, capacity, self.seed));
-            spent = spent.saturating_add(self.turn(&mut attempt));
+            attempts.looks = attempts.looks.saturating_add(self.turn(&mut attempt, all));
             attempts.at[at] = Some(attempt);
         }
     }
 
-    /// One turn of an attempt, and what follows from it; returns the looks it took.
-    fn turn(&mut self, attempt: &mut Attempt) -> u64 {
+    /// One turn of an attempt, and what follows from it; returns the looks it took of `all`.
+    fn turn(&mut self, attempt: &mut Attempt, all: u64) -> u64 {
         let progress = self.progress();
-        let (outcome, looks) = attempt.turn(self.threads, &|| self.limits.over(progress));
+        let (outcome, looks) = attempt.turn(self.threads, all, &|| self.limits.over(progress));
         let capacity = attempt.capacity();
         match outcome {
             Outcome::Found => {
@@ -463,9 +482,12 @@ fn grain(timeline: &Timeline) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::generate;
     use crate::problem::Block;
     use crate::verify::verify;
 
@@ -587,6 +609,22 @@ mod tests {
         let plan = Planner::quick().plan(&problem).expect("a sound problem");
         assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
         assert!(plan.ratio() < 1.15, "{}", plan.ratio());
+    }
+
+    #[test]
+    fn no_work_is_done_for_a_capacity_that_many_blocks_cannot_have() {
+        let problem = generate::crossing(LARGE + 500, 1);
+        let asked = Arc::new(AtomicU64::new(0));
+        let count = asked.clone();
+        let planner = Planner::new().watch(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            ControlFlow::Continue(())
+        });
+        let capacity = problem.lower_bound().bytes - 1;
+        let within = planner.plan_within(&problem, capacity).expect("a sound problem");
+        assert!(matches!(within, Within::Impossible(_)));
+        assert_eq!(verify(&problem, &within.plan().offsets, within.plan().height), Ok(()));
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "times that more was tried");
     }
 
     #[test]

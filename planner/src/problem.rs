@@ -102,9 +102,11 @@ impl Problem {
             // No placer leaves more than `align - 1` bytes idle below a block for the sake of its alignment; a family
             // of views may need as much again, as it need not begin where its aligned block does.
             let idle = if self.constraints.is_empty() { align - 1 } else { 2 * (align - 1) };
+            // Below `u64::MAX`, so that this can stand for no limit of a height.
             total = size
                 .checked_add(idle)
                 .and_then(|bytes| total.checked_add(bytes))
+                .filter(|&total| total < u64::MAX)
                 .ok_or(ProblemError::TooLarge { id })?;
         }
         if !self.constraints.is_empty() {
@@ -186,7 +188,7 @@ pub enum ProblemError {
     },
     /// The sizes and alignments add up to more than 64 bits can address.
     #[error(
-        "block {id}: the sizes and alignments up to this block add up to 2^64 bytes or more; check its size"
+        "block {id}: the sizes and alignments up to this block add up to 2^64 - 1 bytes or more; check its size"
     )]
     TooLarge {
         /// The block at which the sum overflowed.

@@ -28,6 +28,13 @@ const MAX_BYTES: u64 = u64::MAX >> 5;
 /// Placements of the repair, in multiples of the blocks that changed: it takes about as long as the change itself.
 const REPAIRS: usize = 2;
 
+/// Visitors of a leaf of the calendar, in multiples of the square root of all blocks, from which on a new one pays: a
+/// visitor costs some tens of nanoseconds for every block placed there, a new calendar a microsecond for every block.
+const CROWD: usize = 8;
+
+/// Slots that are passed, of blocks that may be gone, for each block placed since the calendar was made.
+const SLOTS: usize = 64;
+
 /// What is to change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Change {
@@ -46,7 +53,8 @@ pub struct Replanned {
     pub placed: Vec<(usize, u64)>,
     /// Bytes of the arena now.
     pub height: u64,
-    /// Bytes no plan of the problem as it is now can do without; [`Problem::lower_bound`] may know a little more.
+    /// Bytes no plan of the problem as it is now can do without. [`Problem::lower_bound`] may know more, as it looks for the
+    /// alignment that matters most now; here it is that of the first problem, or none since the index was made anew.
     pub lower_bound: u64,
 }
 
@@ -124,6 +132,9 @@ pub struct Replanner {
     unit: u64,
     /// Blocks placed since the calendar was made.
     aged: usize,
+    /// Blocks in the calendar when it was made, and the most visitors that one of its leaves had then.
+    indexed: usize,
+    crowd: usize,
 }
 
 impl Replanner {
@@ -159,6 +170,8 @@ impl Replanner {
             bytes: 0,
             unit,
             aged: 0,
+            indexed: 0,
+            crowd: 0,
         };
         let (mut height, mut bytes) = (0, 0u64);
         for placed in replanner.slots.iter().flatten() {
@@ -179,10 +192,26 @@ impl Replanner {
     /// Makes the calendar anew, its leaves cut to the lifetimes as they are now.
     fn index(&mut self) {
         let placed = self.slots.iter().flatten().filter(|placed| !idle(&placed.block));
-        let stays = placed.map(|placed| self.stay(placed)).collect();
+        let stays: Vec<Stay> = placed.map(|placed| self.stay(placed)).collect();
+        self.indexed = stays.len();
         self.calendar = Calendar::new(stays, self.period.unwrap_or(u64::MAX));
         self.calendar.peak();
+        self.crowd = self.calendar.crowd();
         self.aged = 0;
+    }
+
+    /// Makes the calendar anew where it is worn: where as many blocks were placed as it was made for, or so many in one
+    /// leaf that another cut pays.
+    fn renew(&mut self) {
+        let crowded = (CROWD * self.slots.len().isqrt()).max(2 * self.crowd);
+        let worn = self.aged > self.indexed || self.calendar.crowd() > crowded;
+        if worn && self.aged > self.slots.len() / SLOTS {
+            // Blocks of smaller alignment count nothing at a unit above 1, so it goes with those that it was for.
+            if self.unit > 1 {
+                self.unit = self.problem().lower_bound().align;
+            }
+            self.index();
+        }
     }
 
     /// Bytes of the arena: the largest offset + size.
@@ -201,11 +230,16 @@ impl Replanner {
         self.slots.get(slot)?.as_ref().map(|placed| placed.offset)
     }
 
+    /// The problem as it is now.
+    fn problem(&self) -> Problem {
+        let blocks = self.slots.iter().flatten().map(|placed| placed.block).collect();
+        Problem::new(blocks).with_period(self.period)
+    }
+
     /// The problem as it is now and its plan: the blocks by slot, those that are gone left out. Linear, and looks for
     /// the lower bound anew.
     pub fn snapshot(&self) -> (Problem, Plan) {
-        let blocks = self.slots.iter().flatten().map(|placed| placed.block).collect();
-        let problem = Problem::new(blocks).with_period(self.period);
+        let problem = self.problem();
         let (height, lower_bound) = (self.height(), problem.lower_bound().bytes);
         let plan = Plan {
             offsets: self.slots.iter().flatten().map(|placed| placed.offset).collect(),
@@ -219,7 +253,8 @@ impl Replanner {
 
     /// Changes blocks, all at once.
     ///
-    /// Work is in proportion to the changes, but for a new index when as many blocks were placed as there are.
+    /// Work is in proportion to the changes, but for a new index when as many blocks were placed as it was made for, or
+    /// very many in one stretch of time.
     ///
     /// # Errors
     /// As [`Replanner::new`], and [`ReplanError::NoBlock`] and [`ReplanError::Twice`]. Nothing is changed then.
@@ -246,10 +281,6 @@ impl Replanner {
             new.push((slot, block));
         }
         self.place(&new);
-        self.aged += new.len();
-        if self.aged > self.slots.len() {
-            self.index();
-        }
         let placed = new.iter().map(|&(slot, _)| (slot, self.slots[slot].map_or(0, |placed| placed.offset)));
         Ok(Replanned { placed: placed.collect(), height: self.height(), lower_bound: self.lower_bound() })
     }
@@ -257,12 +288,10 @@ impl Replanner {
     /// Whether all changes can be made; the bytes of all blocks afterwards.
     fn check(&self, changes: &[Change]) -> Result<u64, ReplanError> {
         let (mut blocks, mut named) = (Vec::new(), Vec::new());
-        let mut bytes = self.bytes;
         for change in changes {
             if let Change::Remove(slot) | Change::Replace(slot, _) = *change {
                 let placed = self.slots.get(slot).copied().flatten().ok_or(ReplanError::NoBlock { slot })?;
-                bytes -= room(&placed.block);
-                named.push(slot);
+                named.push((slot, room(&placed.block)));
             }
             if let Change::Add(block) | Change::Replace(_, block) = *change {
                 blocks.push(block);
@@ -270,8 +299,10 @@ impl Replanner {
         }
         named.sort_unstable();
         if let Some(pair) = named.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(ReplanError::Twice { slot: pair[0] });
+            return Err(ReplanError::Twice { slot: pair[0].0 });
         }
+        // Each is there and counted once.
+        let bytes = self.bytes - named.iter().map(|&(_, room)| room).sum::<u64>();
         let count = self.slots.len() + blocks.len();
         if count > MAX_BLOCKS {
             return Err(ProblemError::TooManyBlocks { count }.into());
@@ -311,6 +342,8 @@ impl Replanner {
             let offset = self.best(&block, ceiling);
             ceiling = ceiling.max(offset + block.size);
             self.put(slot, block, offset);
+            self.aged += 1;
+            self.renew();
         }
         if ceiling > floor {
             let floor = floor.max(self.lower_bound());
@@ -457,4 +490,25 @@ fn room(block: &Block) -> u64 {
 fn meet(one: [Option<Span>; 2], other: [Option<Span>; 2]) -> bool {
     let other = || other.into_iter().flatten();
     one.into_iter().flatten().any(|(from, to)| other().any(|(lower, upper)| from < upper && lower < to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_of_nothing_is_cut_anew_as_blocks_come_one_by_one() {
+        const COUNT: u64 = 4000;
+        let mut replanner = Replanner::new(&Problem::default(), &[]).expect("nothing to place");
+        for id in 0..COUNT {
+            // Scattered over time at first, then each after all others.
+            let lower = if id < COUNT / 2 { id * 7919 % COUNT } else { COUNT + id };
+            let block = Block { id, lower, upper: lower + 5, size: 1 + id % 100, align: 1 };
+            replanner.apply(&[Change::Add(block)]).expect("a sound change");
+            let crowd = replanner.calendar.crowd();
+            assert!(crowd <= 2 * CROWD * COUNT.isqrt() as usize, "{crowd} in one leaf after {id}");
+        }
+        let (problem, plan) = replanner.snapshot();
+        assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
+    }
 }

@@ -86,7 +86,7 @@ pub enum RotationError {
 /// Plans a periodic problem over as few periods, up to `limit`, as the lowest height found takes.
 ///
 /// Each number of periods is planned by `planner` and costs as much as a problem with so many times the blocks; a time
-/// limit of the planner holds for each anew. It ends early where the height is the bound. A rotation over one period is
+/// limit of the planner holds for each anew. It ends early where the height is the bound, or the planner's watch breaks. A rotation over one period is
 /// the planner's plan, so the height is never above that plan's. Blocks may be longer than the period, up to `limit` of
 /// them; a problem with such blocks starts at the periods its longest block takes.
 ///
@@ -102,23 +102,21 @@ pub fn rotate(problem: &Problem, planner: &Planner, limit: usize) -> Result<Rota
             Err(error) => return best.ok_or(error),
         };
         let plan = planner.plan(&unrolled)?;
-        if let Some(best) = &best
-            && best.height <= plan.height
-        {
-            continue;
+        if best.as_ref().is_none_or(|best| plan.height < best.height) {
+            let count = problem.blocks.len();
+            let rest = |period: usize| plan.offsets[period * count..(period + 1) * count].to_vec();
+            best = Some(Rotation {
+                periods,
+                offsets: (0..periods).map(rest).collect(),
+                height: plan.height,
+                // What a search proves holds for so many periods alone; more of them may do with less.
+                lower_bound: unrolled.lower_bound().bytes,
+                proof: plan.proof.filter(|&proof| proof == Proof::LoadBound),
+                algorithm: plan.algorithm,
+            });
         }
-        let count = problem.blocks.len();
-        let rest = |period: usize| plan.offsets[period * count..(period + 1) * count].to_vec();
-        best = Some(Rotation {
-            periods,
-            offsets: (0..periods).map(rest).collect(),
-            height: plan.height,
-            // What a search proves holds for so many periods alone; more of them may do with less.
-            lower_bound: unrolled.lower_bound().bytes,
-            proof: plan.proof.filter(|&proof| proof == Proof::LoadBound),
-            algorithm: plan.algorithm,
-        });
-        if best.as_ref().is_some_and(Rotation::optimal) {
+        let enough = |best: &Rotation| best.optimal() || planner.stopped(best.height, best.lower_bound);
+        if best.as_ref().is_some_and(enough) {
             break;
         }
     }

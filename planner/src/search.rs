@@ -30,8 +30,8 @@ const ROOT: u32 = u32::MAX;
 const GROWTH: f64 = 1.002;
 /// Weights are brought down when the growth is beyond this.
 const HEAVY: f64 = 1e100;
-/// Decisions between two questions to `over`: well under a millisecond, mostly.
-const LOOK: u64 = 64;
+/// Steps between two questions to `over`: about a millisecond.
+const ASK: u64 = 1 << 19;
 
 /// What became of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +42,15 @@ pub(crate) enum Outcome {
     Impossible,
     /// It was not decided.
     Unknown,
+}
+
+/// When a search gives up.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits<'a> {
+    pub decisions: u64,
+    pub steps: u64,
+    /// Whether the caller has had enough.
+    pub over: &'a dyn Fn() -> bool,
 }
 
 /// How a search decides.
@@ -134,6 +143,11 @@ pub(crate) struct Search<'a> {
     decisions_made: u64,
     /// Items of sections looked at: what the time goes by.
     pub looks: u64,
+    /// Items and sections looked at for whatever reason: what the time goes by where very many blocks meet.
+    pub steps: u64,
+    /// When `over` is asked next, and whether there were too many steps or it said yes.
+    ask: u64,
+    stopped: bool,
     /// By item.
     low: Vec<u64>,
     offsets: Vec<u64>,
@@ -152,6 +166,9 @@ pub(crate) struct Search<'a> {
     is_dirty: Vec<bool>,
     decisions: Vec<Decision>,
     options: Vec<u32>,
+    /// By kind of items: the number of the decision that has one of it among its options, and the last decision's.
+    marks: Vec<u64>,
+    marked: u64,
     /// Parts made so far; the first is none. `pending` is the one to be searched next.
     parts: Vec<Part>,
     pending: u32,
@@ -194,12 +211,15 @@ impl<'a> Search<'a> {
         }
         let unknown = Ground { floor: 0, end: 0, lowest: 0, left: 0, right: 0 };
         let none = Part { from: 0, to: 0, parent: ROOT, next: 0 };
-        let mut search = Search {
+        Search {
             sections,
             strategy,
             capacity,
             decisions_made: 0,
             looks: 0,
+            steps: 0,
+            ask: ASK,
+            stopped: false,
             low: vec![0; items],
             offsets: vec![NOWHERE; items],
             keys,
@@ -214,15 +234,14 @@ impl<'a> Search<'a> {
             is_dirty: vec![true; count],
             decisions: Vec::new(),
             options: Vec::new(),
+            marks: vec![0; items],
+            marked: 0,
             parts: vec![none],
             pending: 0,
             order: sections.members.all().to_vec(),
             lows: Vec::new(),
             impossible: false,
-        };
-        search.impossible = !search.propagate();
-        search.split(0, sections.count, ROOT);
-        search
+        }
     }
 
     /// The offsets by item, after [`Outcome::Found`].
@@ -230,8 +249,13 @@ impl<'a> Search<'a> {
         &self.offsets
     }
 
-    /// Searches until so many decisions were made, or `over` says so.
-    pub fn run(&mut self, decisions: u64, over: &dyn Fn() -> bool, failures: &mut Failures) -> Outcome {
+    /// Searches, once, until so many decisions were made or steps taken, or `over` says so.
+    pub fn run(&mut self, limits: Limits, failures: &mut Failures) -> Outcome {
+        self.impossible = !self.propagate(&limits);
+        if self.stopped {
+            return Outcome::Unknown;
+        }
+        self.split(0, self.sections.count, ROOT);
         while self.pending != 0 && !self.impossible {
             // The decision of which an option is to be taken: the part's own, or the one that made a hopeless part.
             let mut decision = self.decide(failures);
@@ -248,19 +272,32 @@ impl<'a> Search<'a> {
                     decision = part.parent;
                     continue;
                 }
-                if self.decisions_made >= decisions || (self.decisions_made % LOOK == LOOK - 1 && over()) {
+                if self.decisions_made >= limits.decisions || self.is_over(&limits) {
                     return Outcome::Unknown;
                 }
-                if self.take_option() {
+                if self.take_option(&limits) {
                     break;
+                }
+                if self.stopped {
+                    return Outcome::Unknown;
                 }
             }
         }
         if self.impossible { Outcome::Impossible } else { Outcome::Found }
     }
 
-    /// Takes the next option of the last decision; `false` where it is wrong.
-    fn take_option(&mut self) -> bool {
+    /// Whether it is time to stop.
+    fn is_over(&mut self, limits: &Limits) -> bool {
+        if self.steps >= self.ask {
+            self.ask = self.steps + ASK;
+            self.stopped |= (limits.over)();
+        }
+        self.stopped |= self.steps >= limits.steps;
+        self.stopped
+    }
+
+    /// Takes the next option of the last decision; `false` where it is wrong, or it is time to stop.
+    fn take_option(&mut self, limits: &Limits) -> bool {
         let decision = self.decisions.len() as u32 - 1;
         let last = &mut self.decisions[decision as usize];
         let option = self.options[last.next as usize];
@@ -268,7 +305,7 @@ impl<'a> Search<'a> {
         let (Part { from, to, .. }, valley) = (last.part, last.valley);
         self.decisions_made += 1;
         let taken = if option == NONE_OF_THEM { self.lift(valley) } else { self.place(option) };
-        let right = taken && self.propagate();
+        let right = taken && self.propagate(limits);
         if right {
             self.split(from, to, decision);
         }
@@ -307,6 +344,7 @@ impl<'a> Search<'a> {
             let left = &mut self.left[section as usize];
             let from = sections.members.range(section).start;
             let order = &mut self.order[from..from + *left as usize];
+            self.steps += u64::from(*left);
             // Behind those left, where it is found again when it is taken back.
             let at = order.iter().position(|&other| other == item).unwrap_or(0);
             order[at..].rotate_left(1);
@@ -318,6 +356,7 @@ impl<'a> Search<'a> {
             self.crossing[section] -= 1;
         }
         let top = offset + it.size;
+        self.steps += sections.meets.of(item).len() as u64;
         sections.meets.of(item).iter().all(|&other| self.raise(other, top))
     }
 
@@ -359,15 +398,19 @@ impl<'a> Search<'a> {
         self.changes.push(Change::Low { item, was });
         self.low[item as usize] = low;
         let sections = self.sections;
+        self.steps += u64::from(it.width);
         for &section in sections.covers.of(item) {
             self.soil(section);
         }
         true
     }
 
-    /// Works out what the changes mean; `false` where there is no plan any more.
-    fn propagate(&mut self) -> bool {
+    /// Works out what the changes mean; `false` where there is no plan any more, or it is time to stop.
+    fn propagate(&mut self, limits: &Limits) -> bool {
         while let Some(section) = self.dirty.pop() {
+            if self.is_over(limits) {
+                return false;
+            }
             self.is_dirty[section as usize] = false;
             if self.left[section as usize] > 0 && !self.survey(section) {
                 self.weight[section as usize] += self.growth;
@@ -389,6 +432,7 @@ impl<'a> Search<'a> {
         let from = sections.members.range(section).start;
         let left = self.left[section as usize] as usize;
         self.looks += left as u64;
+        self.steps += left as u64;
         let mut ground = Ground { floor: u64::MAX, end: u64::MAX, lowest: 0, left: 0, right: 0 };
         let mut highest = 0;
         for &item in &self.order[from..from + left] {
@@ -451,6 +495,7 @@ impl<'a> Search<'a> {
             }
             lows[to] = low;
             order[to] = item;
+            self.steps += (at - to + 1) as u64;
         }
     }
 
@@ -464,7 +509,7 @@ impl<'a> Search<'a> {
     }
 
     /// Where the lowest item of the valley can lie if not on its floor: on one that is not in the valley.
-    fn next_floor(&self, valley: u32) -> Option<u64> {
+    fn next_floor(&mut self, valley: u32) -> Option<u64> {
         let sections = self.sections;
         let floor = self.ground[valley as usize].floor;
         let count = sections.count;
@@ -478,7 +523,12 @@ impl<'a> Search<'a> {
                 next = low;
                 continue;
             }
-            for &other in sections.meets.of(item) {
+            let meets = sections.meets.of(item);
+            if meets.len() + 1 == sections.members.of(valley).len() {
+                continue; // All of them are in the valley.
+            }
+            self.steps += meets.len() as u64;
+            for &other in meets {
                 if self.offsets[other as usize] != NOWHERE {
                     continue;
                 }
@@ -490,12 +540,14 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        (next != u64::MAX && next + self.rest[valley as usize] <= self.capacity).then_some(next)
+        let top = next.checked_add(self.rest[valley as usize]).filter(|_| next != u64::MAX)?;
+        (top <= self.capacity).then_some(next)
     }
 
     /// Appends the parts that sections `from..to` fall into to those pending.
     fn split(&mut self, from: u32, to: u32, parent: u32) {
         let (mut from, mut to) = (from, to);
+        self.steps += u64::from(to - from);
         if to - from == self.sections.count {
             // A ring is cut open where nothing crosses, if there is such a place.
             if let Some(cut) = (from..to).find(|&section| self.crossing[self.round(section)] == 0) {
@@ -527,19 +579,22 @@ impl<'a> Search<'a> {
     /// Makes a decision about a valley of the pending part, and names it; where the part is known to have no plan, the
     /// decision that made the part.
     fn decide(&mut self, failures: &Failures) -> u32 {
-        let part = self.parts[self.pending as usize];
+        let (part, sections) = (self.parts[self.pending as usize], self.sections);
         let key = self.key(part);
         if failures.has(key) {
             return part.parent;
         }
         let valley = self.choose(part);
         let from = self.options.len();
-        let sections = self.sections;
         let floor = self.ground[valley as usize].floor;
+        self.marked += 1;
+        self.steps += sections.members.of(valley).len() as u64;
         for &item in sections.members.of(valley) {
             if self.offsets[item as usize] == NOWHERE && self.low[item as usize] == floor {
                 let kind = sections.items[item as usize].kind;
-                if self.options[from..].iter().all(|&other| sections.items[other as usize].kind != kind) {
+                // Items alike are tried once.
+                let mark = &mut self.marks[kind as usize];
+                if std::mem::replace(mark, self.marked) != self.marked {
                     self.options.push(item);
                 }
             }
@@ -563,14 +618,15 @@ impl<'a> Search<'a> {
     }
 
     /// What tells a part's state from all others: the items left and their lows.
-    fn key(&self, part: Part) -> u128 {
+    fn key(&mut self, part: Part) -> u128 {
         let sections = self.sections;
         let mut key = 0u128;
         for section in part.from..part.to {
-            let section = self.wrap(section) as u32;
-            for &item in sections.members.of(section) {
-                // Each item once: in its first section, of a ring that is one part and of all others.
-                if sections.items[item as usize].first == section && self.offsets[item as usize] == NOWHERE {
+            // Each item once: in its first section, of a ring that is one part and of all others.
+            let items = sections.begins.of(self.wrap(section) as u32);
+            self.steps += 1 + items.len() as u64;
+            for &item in items {
+                if self.offsets[item as usize] == NOWHERE {
                     let low = u128::from(self.low[item as usize]);
                     key = key.wrapping_add(mix(self.keys[item as usize] ^ low));
                 }
@@ -580,8 +636,9 @@ impl<'a> Search<'a> {
     }
 
     /// The valley of a part with the fewest options, sections that failed often counting as narrower.
-    fn choose(&self, part: Part) -> u32 {
+    fn choose(&mut self, part: Part) -> u32 {
         let (mut best, mut choice) = ((f64::INFINITY, u64::MAX), 0);
+        let mut steps = 2 * u64::from(part.to - part.from);
         let all = || (part.from..part.to).map(|section| self.wrap(section)).filter(|&s| self.left[s] > 0);
         let lowest = all().map(|section| self.ground[section].floor).min().unwrap_or(0);
         for section in all() {
@@ -591,19 +648,23 @@ impl<'a> Search<'a> {
             }
             let spare = ground.floor + self.rest[section] < self.capacity;
             let score = f64::from(ground.lowest + u32::from(spare)) / self.weight[section];
-            if (score, ground.floor) < best && (ground.floor == lowest || self.is_valley(section as u32)) {
+            if (score, ground.floor) < best
+                && (ground.floor == lowest || self.is_valley(section as u32, &mut steps))
+            {
                 best = (score, ground.floor);
                 choice = section;
             }
         }
+        self.steps += steps;
         choice as u32
     }
 
     /// Whether nothing can get below the lowest items of a section.
-    fn is_valley(&self, section: u32) -> bool {
+    fn is_valley(&self, section: u32, steps: &mut u64) -> bool {
         let Ground { floor, left, right, .. } = self.ground[section as usize];
         let from = section + self.sections.count - left;
         (from..from + left + right).all(|section| {
+            *steps += 1;
             let section = self.wrap(section);
             self.left[section] == 0 || self.ground[section].end > floor
         })

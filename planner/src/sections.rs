@@ -70,6 +70,8 @@ pub(crate) struct Sections {
     pub covers: Lists,
     /// By section: its items.
     pub members: Lists,
+    /// By section: the items of which it is the first.
+    pub begins: Lists,
     /// By item: the items it meets.
     pub meets: Lists,
     /// How many sections.
@@ -111,8 +113,9 @@ impl Sections {
             }
         }
         let members = inverse(&covers, count);
-        let meets = meetings(&covers, &members, items.len() as u32)?;
-        Some(Sections { items, covers, members, meets, count })
+        let begins = begins(&items, &members, count);
+        let meets = meetings(&covers, &members, &begins, items.len() as u32)?;
+        Some(Sections { items, covers, members, begins, meets, count })
     }
 }
 
@@ -162,18 +165,30 @@ fn inverse(covers: &Lists, count: u32) -> Lists {
     Lists { from, all }
 }
 
+/// By section: those of its items of which it is the first.
+fn begins(items: &[Member], members: &Lists, count: u32) -> Lists {
+    let mut begins = Lists::new();
+    for section in 0..count {
+        let here = |item: &&u32| items[**item as usize].first == section;
+        begins.all.extend(members.of(section).iter().filter(here));
+        begins.close();
+    }
+    begins
+}
+
 /// By item: the others it shares a section with; `None` where they are too many.
-fn meetings(covers: &Lists, members: &Lists, count: u32) -> Option<Lists> {
+fn meetings(covers: &Lists, members: &Lists, begins: &Lists, count: u32) -> Option<Lists> {
     let mut meets = Lists::new();
     let mut seen = vec![u32::MAX; count as usize];
     for item in 0..count {
         seen[item as usize] = item;
-        for &section in covers.of(item) {
-            for &other in members.of(section) {
-                if seen[other as usize] != item {
-                    seen[other as usize] = item;
-                    meets.all.push(other);
-                }
+        // In later sections only those are new that begin there: long lifetimes share thousands of sections.
+        let first = covers.of(item).iter().take(1).flat_map(|&section| members.of(section));
+        let later = covers.of(item).iter().skip(1).flat_map(|&section| begins.of(section));
+        for &other in first.chain(later) {
+            if seen[other as usize] != item {
+                seen[other as usize] = item;
+                meets.all.push(other);
             }
         }
         meets.close();
@@ -186,6 +201,8 @@ fn meetings(covers: &Lists, members: &Lists, count: u32) -> Option<Lists> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::problem::{Block, Problem};
 
@@ -225,5 +242,27 @@ mod tests {
         let kinds: Vec<u32> = sections.items.iter().map(|item| item.kind).collect();
         assert_eq!(kinds[0], kinds[1]);
         assert_ne!(kinds[0], kinds[2]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn items_meet_exactly_those_they_share_a_section_with(
+            rows in prop::collection::vec((0u64..20, 1u64..21), 1..30),
+            period in prop::option::of(Just(20u64)),
+        ) {
+            let rows: Vec<(u64, u64)> = rows.iter().map(|&(lower, length)| (lower, lower + length)).collect();
+            let sections = sections(&rows, period);
+            for item in 0..rows.len() as u32 {
+                let shared = |other: &u32| {
+                    sections.covers.of(item).iter().any(|section| sections.covers.of(*other).contains(section))
+                };
+                let others: Vec<u32> = (0..rows.len() as u32).filter(|&other| other != item).filter(shared).collect();
+                let mut meets = sections.meets.of(item).to_vec();
+                meets.sort_unstable();
+                prop_assert_eq!(meets, others);
+            }
+        }
     }
 }

@@ -1,5 +1,9 @@
 //! Plans for several arenas: blocks lie where they may, no arena is too high, and who found no place is named.
 
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use proptest::prelude::*;
 use stepalloc_planner::{
     Arena, ArenaError, ArenaViolation, ArenasPlan, Block, Constraints, Fixed, Gap, InPlace, Inside, Place,
@@ -95,6 +99,22 @@ fn a_fixed_offset_is_one_in_the_only_arena_allowed() {
     two.constraints.fixed[0].offset = u64::MAX - 70;
     let far = homes(&two, &both, &[vec![0], vec![1], vec![0, 1]]);
     assert!(matches!(far, Err(ArenaError::Problem(ProblemError::Constraint(_)))), "{far:?}");
+}
+
+#[test]
+fn dealing_out_ends_when_the_watch_says_stop() {
+    let row = |i: u64| (i * 7919 % 200, i * 7919 % 200 + 1 + i * 31 % 60, 10 + i * 37 % 101);
+    let (problem, arenas) = (problem(&(0..200).map(row).collect::<Vec<_>>()), arenas(&[Some(1200), None]));
+    let asked = Arc::new(AtomicU64::new(0));
+    let count = asked.clone();
+    let planner = Planner::new().watch(move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        ControlFlow::Break(())
+    });
+    let plan = planner.plan_arenas(&problem, &arenas, &[]).expect("room for all");
+    assert_eq!(verify_arenas(&problem, &arenas, &[], &plan), Ok(()));
+    let asked = asked.load(Ordering::Relaxed);
+    assert!(asked < 10, "asked {asked} times although it broke at the first");
 }
 
 #[test]

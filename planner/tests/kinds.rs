@@ -108,7 +108,7 @@ fn what_cannot_be_planned_is_named() {
     let reversed = ProblemError::Reversed { id: 3, lower: 2, upper: 1 };
     assert_eq!(error(kind(&[(3, 2, 1, 1)], None)), KindError::Problem { kind: 1, source: reversed });
     assert_eq!(error(kind(&[(3, 0, u64::MAX, 1)], None)), KindError::TooLong { kind: 1 });
-    let large = error(kind(&[(3, 0, 1, u64::MAX)], None));
+    let large = error(kind(&[(3, 0, 1, u64::MAX - 1)], None));
     assert_eq!(large, KindError::Together(ProblemError::TooLarge { id: 3 }));
     let mut bad = good.clone();
     bad.problem.constraints.in_place.push(InPlace { first: 0, second: 1 });

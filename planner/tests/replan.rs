@@ -1,5 +1,9 @@
 //! Replanning and rotations, by what a caller sees: valid plans, nothing moved that nobody named, honest bounds.
 
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use proptest::prelude::*;
 use stepalloc_planner::{
     Block, Change, Constraints, Fixed, Plan, Planner, Problem, ReplanError, Replanner, RotationError, replan,
@@ -209,6 +213,17 @@ fn an_inserted_event_moves_no_block() {
 }
 
 #[test]
+fn the_bound_follows_when_aligned_blocks_gave_way_to_others() {
+    let page = |id| Block { align: 4096, ..block(id, 0, 9, 100) };
+    let problem = Problem::new(vec![page(0), page(1)]);
+    let mut replanner = Replanner::new(&problem, &[0, 4096]).expect("a valid plan");
+    let mut changes = vec![Change::Remove(0), Change::Remove(1)];
+    changes.extend((2..20).map(|id| Change::Add(block(id, 0, 9, 100))));
+    let answer = replanner.apply(&changes).expect("sound changes");
+    assert_eq!((answer.height, answer.lower_bound), (1800, 1800));
+}
+
+#[test]
 fn a_wrong_change_changes_nothing() {
     let problem = Problem::new(vec![block(0, 0, 4, 6), block(1, 2, 9, 6)]);
     let mut replanner = Replanner::new(&problem, &[0, 6]).expect("a valid plan");
@@ -276,4 +291,19 @@ fn a_block_longer_than_the_period_gets_an_offset_for_each_of_its_instances_at_on
     let refused = rotate(&problem, &Planner::new(), 1);
     assert!(matches!(refused, Err(RotationError::TooFewPeriods { needed: 2, .. })), "{refused:?}");
     assert_eq!(rotate(&Problem::default(), &Planner::new(), 2), Err(RotationError::NoPeriod));
+}
+
+#[test]
+fn a_rotation_ends_when_the_watch_says_stop() {
+    let arcs = vec![block(0, 0, 4, 1), block(1, 2, 6, 1), block(2, 4, 8, 1), block(3, 0, 6, 1)];
+    let asked = Arc::new(AtomicU64::new(0));
+    let count = asked.clone();
+    let planner = Planner::new().watch(move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        ControlFlow::Break(())
+    });
+    let problem = Problem::new(arcs).with_period(6);
+    let rotation = rotate(&problem, &planner, 1000).expect("a sound problem");
+    assert_eq!((rotation.periods, verify_rotation(&problem, &rotation)), (1, Ok(())));
+    assert!(asked.load(Ordering::Relaxed) < 10, "asked again and again");
 }

@@ -12,9 +12,13 @@ use crate::pieces::Families;
 use crate::planner::{Effort, Planner};
 use crate::problem::{Block, Problem, ProblemError};
 
-/// Plans made to move single families up. What is left then stays where it is: planning an arena costs milliseconds to
-/// seconds, and the families of most bytes and events come first.
+/// Plans made to move single families up. What is left then stays where it is: the families of most bytes and events
+/// come first.
 const MOVES: usize = 64;
+
+/// The same at more than [`Effort::Quick`], where what does not go up has been tried before: one in twenty succeeds, and
+/// each costs tenths of a second to seconds.
+const CAREFUL_MOVES: usize = 8;
 
 /// Families looked at for that, by the bound of the arena with them in it: O(n log n) each.
 const LOOKS: usize = 16 * MOVES;
@@ -70,7 +74,8 @@ impl<'a> Deal<'a> {
             home,
             offsets: vec![0; blocks.len()],
         };
-        let room = blocks.iter().map(|block| block.size + 2 * (block.align - 1)).fold(0, u64::saturating_add);
+        let room = blocks.iter().map(|block| block.size.saturating_add(2 * (block.align - 1)));
+        let room = room.fold(0, u64::saturating_add);
         for fixed in &problem.constraints.fixed {
             let Some(block) = blocks.get(fixed.block) else { continue };
             if fixed.offset.checked_add(room).is_none() {
@@ -156,7 +161,7 @@ impl<'a> Deal<'a> {
     pub fn deal_out(&mut self) {
         let planner = self.planner.clone();
         self.planner = planner.clone().effort(Effort::Quick);
-        let groups = Groups::new(self.problem, false);
+        let groups = Groups::new(self.problem);
         let mut best: Option<(_, Vec<Option<usize>>, Vec<u64>)> = None;
         for order in Order::ALL {
             self.fill(&groups, order.sort(&groups.timeline));
@@ -165,12 +170,23 @@ impl<'a> Deal<'a> {
             if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
                 best = Some((cost, self.home.clone(), self.offsets.clone()));
             }
+            if self.stopped() {
+                break;
+            }
         }
         if let Some((_, home, offsets)) = best {
             (self.home, self.offsets) = (home, offsets);
         }
         self.planner = planner;
-        self.improve();
+        if !self.stopped() {
+            self.improve();
+        }
+    }
+
+    /// Whether the caller's watch says stop.
+    fn stopped(&self) -> bool {
+        let height = (0..self.arenas.len()).map(|arena| self.height(arena)).max();
+        self.planner.stopped(height.unwrap_or(0), 0)
     }
 
     /// First fit in an order, but families that have few arenas to go to come first.
@@ -257,12 +273,16 @@ impl<'a> Deal<'a> {
             .filter(|&index| self.families.root[index] as usize == index && self.away(index) > 0)
             .collect();
         roots.sort_by_key(|&root| (self.home[root].is_some(), Reverse(self.weight(root))));
+        let most = if self.planner.worth() == Effort::Quick { MOVES } else { CAREFUL_MOVES };
         let mut plans = 0;
         for root in roots.into_iter().take(LOOKS) {
             let before = self.home[root];
             for arena in self.allowed[root].clone() {
-                if plans >= MOVES || before == Some(arena) {
+                if plans >= most || before == Some(arena) {
                     break;
+                }
+                if self.stopped() {
+                    return;
                 }
                 self.put(root, Some(arena));
                 let limit = self.limit(arena);

@@ -35,7 +35,7 @@ impl Layout<'_> {
         problem: &'a Problem,
         alone: &[Plan],
     ) -> Layout<'a> {
-        let groups = Groups::new(problem, false);
+        let groups = Groups::new(problem);
         // By key: its place in the plans alone, the length of its lifetimes, and these times the size.
         let mut places = vec![(usize::MAX, 0u64); keys.len()];
         let mut lengths = vec![0u64; keys.len()];
@@ -79,10 +79,8 @@ impl Layout<'_> {
             return plan;
         }
         let limits = planner.limits();
-        let done = |plan: &Plan| {
-            let progress = Progress { height: plan.height, lower_bound: plan.lower_bound };
-            plan.height <= plan.lower_bound || limits.over(progress)
-        };
+        let progress = |plan: &Plan| Progress { height: plan.height, lower_bound: plan.lower_bound };
+        let done = |plan: &Plan| plan.height <= plan.lower_bound || limits.over(progress(plan));
         let mut mosaic = Mosaic::default();
         let mut offsets = vec![0; self.groups.timeline.items.len()];
         let mut start: Option<(u64, usize, Vec<u64>)> = None;
@@ -93,7 +91,8 @@ impl Layout<'_> {
                 if done(&plan) {
                     return plan;
                 }
-                let (height, _) = mosaic.place(&self.groups, order, fit, u64::MAX, &mut offsets);
+                let stop = || limits.over(progress(&plan));
+                let (height, _) = mosaic.place(&self.groups, order, fit, (u64::MAX, &stop), &mut offsets);
                 let Some(height) = height else { continue };
                 self.offer(&mut plan, &offsets, || format!("{} fit by {name}", fit.name()));
                 if fit == Fit::First && start.as_ref().is_none_or(|&(least, ..)| height < least) {
@@ -106,8 +105,9 @@ impl Layout<'_> {
         let mut walk = Walk::new(order.clone(), offsets, height);
         let (mut placements, budget) = (0, placements(self.blocks).saturating_mul(planner.worth().factor()));
         while placements < budget && !done(&plan) {
+            let stop = || limits.over(progress(&plan));
             let work = walk.step_by(&self.groups.timeline, |order, limit, offsets| {
-                mosaic.place(&self.groups, order, Fit::First, limit, offsets)
+                mosaic.place(&self.groups, order, Fit::First, (limit, &stop), offsets)
             });
             placements += work.max(1);
             if walk.height() < plan.height {

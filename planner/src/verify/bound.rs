@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use thiserror::Error;
 
-use super::{families, pairs, uses};
+use super::{families, uses};
 use crate::bound::LowerBound;
+use crate::constraints::InPlace;
 use crate::problem::Problem;
 
 /// Why a witness does not prove a bound.
@@ -17,6 +18,14 @@ pub enum Unproven {
     Named {
         /// The index.
         index: usize,
+    },
+    /// A constraint about a block that is not there.
+    #[error("a constraint names the block of index {index}, but there are only {blocks} blocks")]
+    NoSuchBlock {
+        /// The index named.
+        index: usize,
+        /// Blocks in the problem.
+        blocks: usize,
     },
     /// A block that uses no bytes at the event.
     #[error("the block of index {index} uses no bytes at event {at}")]
@@ -64,13 +73,17 @@ pub fn verify_bound(problem: &Problem, bound: &LowerBound, witness: &[usize]) ->
     if let Some(&index) = witness.iter().find(|&&index| index >= blocks.len() || !named.insert(index)) {
         return Err(Unproven::Named { index });
     }
+    let views = problem.constraints.inside.iter().flat_map(|view| [view.block, view.of]);
+    if let Some(index) = views.into_iter().find(|&index| index >= blocks.len()) {
+        return Err(Unproven::NoSuchBlock { index, blocks: blocks.len() });
+    }
     let mut needed = 0u128;
     if let [index] = *witness {
         needed = fixed_end(problem, index).max(u128::from(blocks[index].size));
     } else {
         let mut gaps = problem.constraints.gaps.clone();
         gaps.sort_by_key(|gap| (gap.block, gap.lower));
-        let (families, pairs, parents) = (families(problem), pairs(problem), parents(problem));
+        let (families, parents) = (families(problem), parents(problem));
         let align = bound.align.max(1);
         // By family: the ranges in use, in the root's bytes.
         let mut ranges: BTreeMap<usize, Vec<(u64, u64, usize)>> = BTreeMap::new();
@@ -86,9 +99,11 @@ pub fn verify_bound(problem: &Problem, bound: &LowerBound, witness: &[usize]) ->
                 return Err(Unproven::Unaligned { index, align });
             }
             let root = depth(&parents, index);
-            ranges.entry(families[index]).or_default().push((root + from, root + to, index));
+            // Distances that overflow are not within any block; what they make shorter proves less.
+            let (from, to) = (root.saturating_add(from), root.saturating_add(to));
+            ranges.entry(families[index]).or_default().push((from, to, index));
         }
-        for &(first, second) in &pairs {
+        for &InPlace { first, second } in &problem.constraints.in_place {
             if named.contains(&first) && named.contains(&second) && families[first] != families[second] {
                 return Err(Unproven::MayShare { first, second });
             }

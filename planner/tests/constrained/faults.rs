@@ -147,6 +147,15 @@ fn a_bound_one_byte_too_high_is_not_proven() {
 }
 
 #[test]
+fn the_same_pair_of_several_is_named_every_time() {
+    let rows = [(0, 4, 10, 1); 8];
+    let problem = problem(&rows, None).with_constraints(in_place(&[(6, 3), (0, 1), (2, 5), (4, 7)]));
+    let bound = LowerBound { bytes: 80, at: 2, align: 1 };
+    let verdict = verify_bound(&problem, &bound, &[0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(verdict, Err(Unproven::MayShare { first: 6, second: 3 }));
+}
+
+#[test]
 fn a_bound_that_counts_shared_bytes_twice_is_not_proven() {
     let rows = [(0, 4, 10, 1), (0, 4, 8, 1), (0, 4, 6, 1)];
     let prove =

@@ -1,7 +1,11 @@
 //! Every plan of a problem with constraints keeps them.
 
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use proptest::prelude::*;
-use stepalloc_planner::{Block, Effort, Planner, Problem, verify, verify_bound};
+use stepalloc_planner::{Block, Effort, Planner, Problem, Within, verify, verify_bound};
 
 use crate::brute::Rules;
 use crate::cases::{Extent, fixed, gap, in_place, inside, problem, problems};
@@ -94,6 +98,57 @@ fn a_large_problem_with_few_constraints_is_planned_in_time() {
     let plan = Planner::new().plan(&problem).expect("a sound problem");
     assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
     assert!(plan.ratio() < 1.2, "{}", plan.ratio());
+}
+
+/// A planner whose watch counts, and breaks at a count.
+fn watched(effort: Effort, most: u64) -> (Planner, Arc<AtomicU64>) {
+    let count = Arc::new(AtomicU64::new(0));
+    let asked = count.clone();
+    let watch = move |_| {
+        let enough = asked.fetch_add(1, Ordering::Relaxed) + 1 >= most;
+        if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    (Planner::new().effort(effort).watch(watch), count)
+}
+
+#[test]
+fn planning_within_a_capacity_ends_where_it_is_met_and_where_it_cannot_be() {
+    // Three arcs that overlap pairwise, but never all three, so that the bound of 2 is not reached.
+    let arcs = [(0, 4, 1, 1), (2, 6, 1, 1), (4, 8, 1, 1)];
+    let problem = problem(&arcs, Some(6)).with_constraints(fixed(0, 0));
+    for (capacity, found) in [(3, true), (1, false)] {
+        let (planner, count) = watched(Effort::Endless, 10_000);
+        let within = planner.plan_within(&problem, capacity).expect("a sound problem");
+        assert_eq!(matches!(within, Within::Found(_)), found, "{within:?}");
+        assert_eq!(matches!(within, Within::Impossible(_)), !found, "{within:?}");
+        let count = count.load(Ordering::Relaxed);
+        assert!(count < 100, "asked {count} times after it was decided");
+    }
+}
+
+/// Blocks that are all alive at once, more than a first fit puts down in a few milliseconds.
+fn crowd() -> Problem {
+    Problem::new((0..3000).map(|id| Block { id, lower: 0, upper: 4, size: 1 + id % 97, align: 1 }).collect())
+}
+
+#[test]
+fn the_caller_is_asked_many_times_while_blocks_are_put_down() {
+    let problem = crowd().with_constraints(in_place(&[(0, 1), (2, 3)]));
+    let (planner, count) = watched(Effort::Quick, u64::MAX);
+    let plan = planner.plan(&problem).expect("a sound problem");
+    assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
+    let count = count.load(Ordering::Relaxed);
+    assert!(count > 20, "asked {count} times only");
+}
+
+#[test]
+fn there_is_a_plan_round_fixed_blocks_before_first_fit_is_through() {
+    let problem = crowd().with_constraints(fixed(7, 1000));
+    let (planner, count) = watched(Effort::Normal, 1);
+    let plan = planner.plan(&problem).expect("a sound problem");
+    assert_eq!(verify(&problem, &plan.offsets, plan.height), Ok(()));
+    let count = count.load(Ordering::Relaxed);
+    assert_eq!(plan.algorithm, "skyline above what is fixed", "asked {count} times");
 }
 
 proptest! {
