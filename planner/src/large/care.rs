@@ -11,7 +11,7 @@ use crate::skyline;
 use crate::timeline::Timeline;
 
 /// Skylines tried on from the best. Most of what is to be gained comes with the first few dozen.
-const STEPS: u32 = 32;
+const STEPS: u32 = 64;
 
 /// Which blocks are placed with care.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -165,7 +165,8 @@ impl<'a> Sweeps<'a> {
         if let Some(on) = &mut on {
             self.go_on(on, STEPS, best, work);
         }
-        while self.goes_on(best, FILLED * count, work)
+        // How long one takes is known to a factor of two.
+        while self.goes_on(best, 2 * FILLED * count, work)
             && let Some(next) = self.next()
         {
             let height = self.run(next, best.height, work);

@@ -9,15 +9,13 @@ use crate::timeline::Timeline;
 const LARGE: [u64; 4] = [256, 512, 128, 1024];
 
 /// Of all bytes and events, the part in large blocks from which on they are placed first.
-const HEAVY: u128 = 4;
+const HEAVY: u128 = 8;
 
 /// Of how many blocks one is placed with care, each tried in turn.
 const SHARES: [usize; 5] = [64, 32, 16, 8, 4];
 
-/// Hundredths of all bytes and events that hang from the ceiling: the smallest blocks. More of them round given blocks,
-/// where looking for a gap takes longest.
+/// Hundredths of all bytes and events that hang from the ceiling: the smallest blocks.
 pub(super) const HUNG: [u64; 3] = [2, 8, 0];
-const HUNG_ROUND: u64 = 5;
 
 /// One sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +48,7 @@ pub(super) fn tries(timeline: &Timeline, bound: u64) -> [Vec<Try>; 2] {
     let bytes = LARGE.iter().map(|&part| Care::Bytes((bound / part).max(1)));
     let shares = SHARES.iter().flat_map(|&share| [Care::Size(share), Care::Area(share)]);
     let cares: Vec<Care> = bytes.chain(shares).filter(|care| care.any(timeline)).collect();
-    let mut round: Vec<Try> = cares.into_iter().flat_map(|care| both(Some(care), HUNG_ROUND)).collect();
+    let mut round: Vec<Try> = cares.into_iter().flat_map(|care| both(Some(care), HUNG[0])).collect();
     plain.reverse();
     round.reverse();
     [plain, round]
@@ -62,7 +60,8 @@ pub(super) fn heavy(timeline: &Timeline, bound: u64) -> bool {
         let items = timeline.items.iter().filter(|item| item.size >= at_least);
         items.map(|item| u128::from(item.size) * u128::from(item.upper - item.lower)).sum::<u128>()
     };
-    area(bound / LARGE[0]) >= area(0) / HEAVY
+    let least = (bound / LARGE[0]).max(1);
+    Care::Bytes(least).any(timeline) && area(least) >= area(0) / HEAVY
 }
 
 /// The size below which blocks have so many hundredths of all bytes and events.
