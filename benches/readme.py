@@ -109,7 +109,7 @@ def traces():
 def scale():
     """Medians of the seeds, and the highest ratio."""
     results = [row for row in read("planner.csv") if row["variant"].startswith("seed ")]
-    rows = [("generated", "blocks", "height / load", "CPU time of the plan", "of the load alone")]
+    rows = [("generated", "blocks", "height / lower bound", "CPU time of the plan", "of the bound alone")]
     for name, blocks in dict.fromkeys((row["instance"], row["blocks"]) for row in results):
         here = [row for row in results if (row["instance"], row["blocks"]) == (name, blocks)]
         plans = [row for row in here if row["planner"] == "stepalloc"]
@@ -120,7 +120,7 @@ def scale():
             f"{int(blocks):,}",
             f"{ratios[0]:.4f} to {ratios[-1]:.4f}",
             f"{median(plans):.2f} s",
-            f"{1000 * median([row for row in here if row['planner'] == 'load alone']):.0f} ms",
+            f"{1000 * median([row for row in here if row['planner'] == 'lower bound alone']):.0f} ms",
         ))
     return table(*rows)
 

@@ -89,19 +89,19 @@ struct Row {
     blocks: usize,
     bound: u64,
     plan: Plan,
-    /// CPU seconds of the load, and of the plan.
-    loading: f64,
+    /// CPU seconds of the bound, and of the plan.
+    bounding: f64,
     planning: f64,
 }
 
 impl Row {
     fn print(&self, csv: bool) {
-        let Row { name, seed, blocks, bound, plan, loading, planning } = self;
+        let Row { name, seed, blocks, bound, plan, bounding, planning } = self;
         let ratio = plan.height as f64 / *bound as f64;
         if csv {
             // The columns of benches/planner.py.
-            let load = "load alone";
-            println!("{name},seed {seed},{load},{blocks},,,{bound},,,{loading:.4}");
+            let alone = "lower bound alone";
+            println!("{name},seed {seed},{alone},{blocks},,,{bound},,,{bounding:.4}");
             let proof = if plan.optimal() { "load" } else { "" };
             println!(
                 "{name},seed {seed},stepalloc,{blocks},,{},{bound},{ratio:.6},{proof},{planning:.4}",
@@ -109,7 +109,7 @@ impl Row {
             );
         } else {
             println!(
-                "{name:<22} {blocks:>8} {seed:>4} {ratio:>8.4} {loading:>8.4} {planning:>8.4}  {}",
+                "{name:<22} {blocks:>8} {seed:>4} {ratio:>8.4} {bounding:>8.4} {planning:>8.4}  {}",
                 plan.algorithm
             );
         }
@@ -119,13 +119,13 @@ impl Row {
 /// Plans and verifies one problem.
 fn measure(name: &'static str, problem: &Problem, seed: u64, began: Instant) -> Result<Row, String> {
     let start = seconds(began);
-    let bound = problem.load().max;
-    let loading = seconds(began) - start;
+    let bound = problem.lower_bound().bytes;
+    let bounding = seconds(began) - start;
     let start = seconds(began);
     let plan = Planner::new().plan(problem).map_err(|error| error.to_string())?;
     let planning = seconds(began) - start;
     verify(problem, &plan.offsets, plan.height).map_err(|violation| violation.to_string())?;
-    Ok(Row { name, seed, blocks: problem.blocks.len(), bound, plan, loading, planning })
+    Ok(Row { name, seed, blocks: problem.blocks.len(), bound, plan, bounding, planning })
 }
 
 fn main() -> ExitCode {
@@ -138,7 +138,7 @@ fn main() -> ExitCode {
     if !csv {
         println!(
             "{:<22} {:>8} {:>4} {:>8} {:>8} {:>8}  algorithm",
-            "kind", "blocks", "seed", "ratio", "load s", "plan s"
+            "kind", "blocks", "seed", "ratio", "bound s", "plan s"
         );
     }
     let mut code = ExitCode::SUCCESS;

@@ -23,7 +23,7 @@ use crate::constraints::Fixed;
 use crate::load;
 use crate::needs::Needs;
 use crate::pieces::{Families, Piece};
-use crate::problem::Problem;
+use crate::problem::{Block, Problem};
 use crate::radix;
 
 /// Bytes that no plan can do without.
@@ -90,10 +90,14 @@ pub(crate) fn of(problem: &Problem) -> LowerBound {
     {
         best = LowerBound { bytes: end, at: problem.blocks[index].lower, align: 1 };
     }
-    let mut levels: Vec<u64> = problem.blocks.iter().map(|block| block.align).filter(|&a| a > 1).collect();
-    levels.sort_unstable();
-    levels.dedup();
-    for align in levels {
+    // Alignments are powers of two; a bit stands for each.
+    let levels = problem.blocks.iter().fold(0, |levels, block| levels | block.align);
+    for align in (1..u64::BITS).map(|log| 1 << log).filter(|align| levels & align != 0) {
+        // Mostly there is nothing to round, and no list to be made.
+        let whole = |block: &Block| block.align < align || block.size.is_multiple_of(align);
+        if needs.is_none() && problem.blocks.iter().all(whole) {
+            continue;
+        }
         let level = rounded(aligned(problem, needs.as_ref(), align), problem.period, align);
         if level.bytes > best.bytes {
             best = level;
