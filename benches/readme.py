@@ -67,7 +67,7 @@ def instructions():
 
 def instances():
     """Within the capacity of the name, the slowest variant of the same; without one; and the rival."""
-    heads = ("instance", "blocks", "within its capacity", "same, slowest variant", "height / bound without one", "", "omnimalloc")
+    heads = ("instance", "blocks", "within its capacity", "same, slowest variant", "height / bound without one", "in a minute", "omnimalloc")
     rows, results = [heads], read("planner.csv")
     for name in dict.fromkeys(row["instance"] for row in results if row["variant"] == "as it is"):
         here = [row for row in results if row["instance"] == name]
@@ -85,7 +85,7 @@ def instances():
             f"{float(slowest['cpu_seconds']):.3f} s ({slowest['variant']})" if within else "-",
             f"{float(free['ratio']):.6f}" + (" optimal" if free["proof"] else "") + f", {float(free['cpu_seconds']):.3f} s",
             "; ".join(
-                f"{float(row['ratio']):.4f} in a minute" for row in ours if row["variant"] == "for a minute"
+                f"{float(row['ratio']):.4f}" for row in ours if row["variant"] == "for a minute"
             ),
             "; ".join(f"{float(row['ratio']):.4f}, {float(row['cpu_seconds']):.1f} s" for row in rivals) or "-",
         ))

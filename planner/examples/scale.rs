@@ -101,10 +101,10 @@ impl Row {
         if csv {
             // The columns of benches/planner.py.
             let alone = "lower bound alone";
-            println!("{name},seed {seed},{alone},{blocks},,,{bound},,,{bounding:.4}");
+            println!("\"{name}\",seed {seed},{alone},{blocks},,,{bound},,,{bounding:.4}");
             let proof = if plan.optimal() { "load" } else { "" };
             println!(
-                "{name},seed {seed},stepalloc,{blocks},,{},{bound},{ratio:.6},{proof},{planning:.4}",
+                "\"{name}\",seed {seed},stepalloc,{blocks},,{},{bound},{ratio:.6},{proof},{planning:.4}",
                 plan.height
             );
         } else {

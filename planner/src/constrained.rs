@@ -163,7 +163,7 @@ impl Variant {
                 let Some(height) = height else { continue };
                 best.offer(groups, &offsets, || format!("{} fit by {}", fit.name(), order.name()));
                 if fit == Fit::First && self.walk.as_ref().is_none_or(|(_, walk)| height < walk.height()) {
-                    self.walk = Some((order, Walk::new(order.sort(timeline), offsets.clone(), height)));
+                    self.walk = Some((order, Walk::new(order.sort(timeline), offsets.clone(), height, 0)));
                 }
             }
         }

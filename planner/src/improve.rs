@@ -3,7 +3,7 @@
 //! What lies at the top of a plan was put down too late, so it is moved to a random earlier place in the order, now and
 //! then together with a random exchange, and the skyline is built again. Plans as high as the best are the next start,
 //! so that the search drifts over plateaus. This is iterated greedy (Ruiz, Stuetzle 2007) with the cheapest rule that
-//! looks at the plan. The random numbers are fixed, and work is counted in placements: the same problem and budget give
+//! looks at the plan. The random numbers follow from a seed, and work is counted in placements: the same problem and budget give
 //! the same plan everywhere.
 
 use crate::dice::Dice;
@@ -25,9 +25,9 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// Starts from the skyline plan of an order.
-    pub fn new(order: Vec<u32>, offsets: Vec<u64>, height: u64) -> Walk {
-        Walk { dice: Dice::new(0), trial: order.clone(), placed: offsets.clone(), order, offsets, height }
+    /// Starts from the skyline plan of an order; chance begins at the seed.
+    pub fn new(order: Vec<u32>, offsets: Vec<u64>, height: u64, seed: u64) -> Walk {
+        Walk { dice: Dice::new(seed), trial: order.clone(), placed: offsets.clone(), order, offsets, height }
     }
 
     fn below(&mut self, sides: usize) -> usize {

@@ -303,7 +303,7 @@ impl Run {
             return;
         }
         let mut walk = start.map(|(order, height, offsets)| {
-            let walk = Walk::new(order.sort(&self.timeline), offsets, height);
+            let walk = Walk::new(order.sort(&self.timeline), offsets, height, self.seed);
             (walk, order)
         });
         let sections = Sections::new(&self.timeline);

@@ -102,7 +102,7 @@ impl Layout<'_> {
         }
         let Some((height, at, offsets)) = start else { return plan };
         let (name, order) = &self.orders[at];
-        let mut walk = Walk::new(order.clone(), offsets, height);
+        let mut walk = Walk::new(order.clone(), offsets, height, 0);
         let (mut placements, budget) = (0, placements(self.blocks).saturating_mul(planner.worth().factor()));
         while placements < budget && !done(&plan) {
             let stop = || limits.over(progress(&plan));

@@ -101,7 +101,7 @@ pub(super) fn place(
         }
     }
     let (order, offsets) = best?;
-    let mut walk = Walk::new(order.sort(&some), offsets, limit);
+    let mut walk = Walk::new(order.sort(&some), offsets, limit, 0);
     // No more than the sweep round them takes.
     let enough = work.left.saturating_sub(FILLED * count as u64);
     for _ in 0..STEPS {

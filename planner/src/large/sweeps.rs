@@ -131,7 +131,7 @@ impl<'a> Sweeps<'a> {
             self.offer(height, best, || format!("skyline by {}", order.name()));
         }
         let (order, sorted) = lowest?;
-        let walk = Walk::new(sorted, best.offsets.clone(), best.height);
+        let walk = Walk::new(sorted, best.offsets.clone(), best.height, 0);
         Some(On { order, forest, walk })
     }
 
