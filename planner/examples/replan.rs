@@ -2,14 +2,14 @@
 //! `cargo run --release -p stepalloc-planner --example replan -- [--quick] [--blocks 100000] [--rounds 9]`.
 //!
 //! Per kind of problem: the time of planning the changed problem from scratch, of making a replanner, of the median
-//! `apply`, and of `replan`; heights over the lower bound before, the least in which nobody
-//! else moves, replanned and from scratch; how many blocks that
-//! nobody named lie elsewhere. "near": a tenth more or less of the size, or some events of the lifetime; "anew": other
+//! `apply`, and of `replan`; heights over the lower bound before, the least in which nobody else moves, replanned and from
+//! scratch; how many blocks that nobody named lie elsewhere. "near": a tenth more or less of the size, or some events of the lifetime; "anew": other
 //! blocks elsewhere. Times are wall milliseconds of one thread. Every plan is verified.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
+use stepalloc_planner::generate::Dice;
 use stepalloc_planner::{Block, Change, Planner, Problem, ReplanError, Replanner, replan, verify};
 
 /// Blocks changed of so many.
@@ -68,7 +68,7 @@ fn measure(
     rounds: u64,
     planner: &Planner,
 ) -> Result<String, Box<dyn std::error::Error>> {
-    let mut dice = Dice(88_172_645_463_325_252);
+    let mut dice = Dice::new(1);
     let problem = kind.problem(count, &mut dice);
     let plan = planner.plan(&problem)?;
     let (mut index, mut apply, mut carry) = (Vec::new(), Vec::new(), Vec::new());
@@ -161,25 +161,25 @@ impl Kind {
 
     /// A block that begins `at` so many of `count`.
     fn block(self, id: u64, count: u64, at: u64, dice: &mut Dice) -> Block {
-        let lower = 2 * at + dice.roll(2);
+        let lower = 2 * at + dice.below(2);
         let (length, size) = match self {
             Kind::Training => {
                 let forth = lower < count;
-                match dice.roll(200) {
-                    0 | 1 if forth => (2 * (count - lower) + dice.roll(20), 65536 * (1 + dice.roll(8))),
-                    0 => (count + dice.roll(count / 2), 16384 * (1 + dice.roll(16))),
-                    _ => (1 + dice.roll(40), 4096 * (1 + dice.roll(64))),
+                match dice.below(200) {
+                    0 | 1 if forth => (2 * (count - lower) + dice.below(20), 65536 * (1 + dice.below(8))),
+                    0 => (count + dice.below(count / 2), 16384 * (1 + dice.below(16))),
+                    _ => (1 + dice.below(40), 4096 * (1 + dice.below(64))),
                 }
             }
             Kind::Malloc => {
                 // Every second life is twice as long.
-                let scale = dice.next().trailing_zeros().min(16);
-                let class = dice.roll(12);
-                (1 + dice.roll(64 << scale), 16 + dice.roll(16 << class))
+                let scale = dice.bits().trailing_zeros().min(16);
+                let class = dice.below(12);
+                (1 + dice.below(64 << scale), 16 + dice.below(16 << class))
             }
             Kind::Crossing => {
-                let (scale, class) = (dice.roll(8), dice.roll(12));
-                (1 + dice.roll(2 << scale), 1 + dice.roll(16 << class))
+                let (scale, class) = (dice.below(8), dice.below(12));
+                (1 + dice.below(2 << scale), 1 + dice.below(16 << class))
             }
         };
         let align = if matches!(self, Kind::Crossing) { 1 } else { 16 };
@@ -192,43 +192,27 @@ impl Kind {
         let mut slots: Vec<usize> = (0..count).collect();
         let changed = count / CHANGED_OF;
         for i in 0..changed {
-            slots.swap(i, i + dice.roll((count - i) as u64) as usize);
+            slots.swap(i, i + dice.below((count - i) as u64) as usize);
         }
         let change = |&slot: &usize| {
             let old = problem.blocks[slot];
             let block = if anew {
-                let at = dice.roll(count as u64);
+                let at = dice.below(count as u64);
                 self.block(old.id, count as u64, at, dice)
-            } else if dice.roll(2) == 0 {
+            } else if dice.below(2) == 0 {
                 // Nine to eleven tenths.
-                let size = old.size * 9 / 10 + dice.roll(old.size / 5 + 1);
+                let size = old.size * 9 / 10 + dice.below(old.size / 5 + 1);
                 Block { size: size.next_multiple_of(old.align), ..old }
             } else {
                 let end = problem.period.map_or(u64::MAX, |period| old.lower + period);
                 Block {
-                    upper: (old.upper + dice.roll(9)).saturating_sub(4).max(old.lower + 1).min(end),
+                    upper: (old.upper + dice.below(9)).saturating_sub(4).max(old.lower + 1).min(end),
                     ..old
                 }
             };
             Change::Replace(slot, block)
         };
         slots[..changed].iter().map(change).collect()
-    }
-}
-
-/// Numbers that are the same everywhere (xorshift, G. Marsaglia 2003).
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 >> 8
-    }
-
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.next() % sides
     }
 }
 

@@ -1,12 +1,12 @@
 //! Several arenas: fast memory and slow, or pools of their own sizes.
 //!
-//! Devices have a little SRAM and much DRAM, and compilers plan for several *pools* (TVM's unified static memory planner).
-//! Arenas stand in the order of preference; a block may go to all of them, or to some. Where not all blocks find room in
-//! the arena they like best, they are dealt out: in several orders, each into the first arena where first fit leaves it
-//! below the capacity. Each arena is then planned by itself, and blocks are moved to arenas they like better, those
-//! without a place first, where a plan with them stays below the capacity. Of the orders that one is kept which leaves the
-//! least bytes without a place, then makes arenas without a capacity the lowest, then has the least bytes times events
-//! away from the arenas that blocks like best.
+//! Devices have a little SRAM and much DRAM, and compilers plan for several *pools* (TVM's unified static memory
+//! planner). Arenas stand in the order of preference; a block may go to all of them, or to some. Where not all blocks
+//! find room in the arena they like best, they are dealt out: in several orders, each into the first arena where first
+//! fit leaves it below the capacity. Each arena is then planned by itself, and blocks are moved to arenas they like
+//! better, those without a place first, where a plan with them stays below the capacity. Of the orders that one is kept
+//! which leaves the least bytes without a place, then makes arenas without a capacity the lowest, then has the least
+//! bytes times events away from the arenas that blocks like best.
 //!
 //! Constraints hold within an arena: views lie in the arena of their block, pairs work in place where both are in the
 //! same arena, and a fixed offset is one in the only arena its block may go to.

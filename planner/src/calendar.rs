@@ -23,7 +23,8 @@ const MOMENTS: usize = 96;
 const FAN: usize = 8;
 
 /// Nodes of the level that is not climbed beyond. Without the summit those asked for a short lifetime would be more, and
-/// what they hold in pieces; with a lower one long lifetimes would have more nodes: of 1, 64, 256, 1024 and 4096 both 256 and 1024 do well.
+/// what they hold in pieces; with a lower one long lifetimes would have more nodes: of 1, 64, 256, 1024 and 4096 both
+/// 256 and 1024 do well.
 const SUMMIT: usize = 256;
 
 /// Events `[from, to)`, not empty, on the line; on a circle a lifetime that wraps is two of them.

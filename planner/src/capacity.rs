@@ -2,10 +2,10 @@
 //!
 //! How long a search takes depends on its first decisions far more than on the problem: most that end do so after a few
 //! hundred, others never. So searches are started again and again with orders that chance changes a little, and are given
-//! up after `SLICE` decisions an item, times 1, 1, 2, 1, 1, 2, 4, ... (Luby, Sinclair, Zuckerman 1993), which is at most a
-//! logarithm slower than the best limit. A turn is one search of each kind; what the searches of one kind found to be
-//! hopeless is kept for the next of that kind. Kinds share nothing, so that a turn gives the same on one thread and on
-//! several.
+//! up after `SLICE` decisions an item, times 1, 1, 2, 1, 1, 2, 4, ... (Luby, Sinclair, Zuckerman 1993), which is at
+//! most a logarithm slower than the best limit. A turn is one search of each kind; what the searches of one kind found
+//! to be hopeless is kept for the next of that kind. Kinds share nothing, so that a turn gives the same on one thread
+//! and on several.
 
 use std::thread;
 

@@ -191,7 +191,8 @@ impl Variant {
         }
     }
 
-    /// Searches for a plan of the hulls at the bound, or at the capacity. That there is none proves nothing about the parts.
+    /// Searches for a plan of the hulls at the bound, or at the capacity. That there is none proves nothing about the
+    /// parts.
     fn search(&self, best: &mut Best<'_>, seed: u64, looks: u64) {
         if self.groups.any_fixed() || best.done() {
             return;

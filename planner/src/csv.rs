@@ -17,12 +17,13 @@
 //! | `in_place` | ids separated by spaces: may share bytes with those buffers |
 //! | `fixed` | the offset the buffer must have; empty: any |
 //!
-//! What differs from minimalloc: there `offset` in an input fixes the buffer; here it is kept in [`Buffers::offsets`], and
-//! only [`Buffers::fix_offsets`] makes it a constraint, so that a solution can be planned again. Numbers have 64 bits
-//! without a sign there and here, but offsets have 32 there. Alignments must be powers of two, gaps must lie in the
-//! lifetime and apart from each other, ids must differ, blank lines are skipped instead of ending the file, and white
-//! space round fields is ignored. No line may be longer than 64 KiB. minimalloc's validator ignores windows; ours does not. The columns `inside`,
-//! `in_place` and `fixed` are passed over by minimalloc. An id with white space in it cannot be named in `in_place`.
+//! What differs from minimalloc: there `offset` in an input fixes the buffer; here it is kept in [`Buffers::offsets`],
+//! and only [`Buffers::fix_offsets`] makes it a constraint, so that a solution can be planned again. Numbers have 64
+//! bits without a sign there and here, but offsets have 32 there. Alignments must be powers of two, gaps must lie in
+//! the lifetime and apart from each other, ids must differ, blank lines are skipped instead of ending the file, and
+//! white space round fields is ignored. No line may be longer than 64 KiB. minimalloc's validator ignores windows; ours
+//! does not. The columns `inside`, `in_place` and `fixed` are passed over by minimalloc. An id with white space in it
+//! cannot be named in `in_place`.
 
 mod ids;
 mod places;
@@ -46,7 +47,8 @@ pub(crate) use rows::parse;
 pub struct Buffers {
     /// The file's name, without directories, `.csv` and `.gz`.
     pub name: String,
-    /// One block per line and no period. [`crate::Block::id`] is the id where all ids are plain numbers, else the block's index.
+    /// One block per line and no period. [`crate::Block::id`] is the id where all ids are plain numbers, else the
+    /// block's index.
     pub problem: Problem,
     /// The ids as they stand in the file, where they are not all plain numbers.
     pub ids: Ids,

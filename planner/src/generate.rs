@@ -70,9 +70,10 @@ pub fn training_like(count: usize, seed: u64) -> Problem {
 
 /// Steps of training of a network of `layers` layers, as many as `count` blocks allow (the last is cut short).
 ///
-/// Forward, a layer allocates its activation, often a second tensor kept for the backward pass, and a workspace; backward, in the
-/// reverse order, a workspace, the gradient of its input, and that of its weights, which lives until the optimizer has
-/// used it after the pass. Sizes are those of few kinds of layers, 1 KiB to 16 MiB, other for every seed; alignment 64.
+/// Forward, a layer allocates its activation, often a second tensor kept for the backward pass, and a workspace;
+/// backward, in the reverse order, a workspace, the gradient of its input, and that of its weights, which lives until
+/// the optimizer has used it after the pass. Sizes are those of few kinds of layers, 1 KiB to 16 MiB, other for every
+/// seed; alignment 64.
 pub fn training(count: usize, seed: u64, layers: usize) -> Problem {
     let mut dice = Dice::new(seed);
     let layers = layers.clamp(1, count.max(1));

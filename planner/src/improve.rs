@@ -3,8 +3,8 @@
 //! What lies at the top of a plan was put down too late, so it is moved to a random earlier place in the order, now and
 //! then together with a random exchange, and the skyline is built again. Plans as high as the best are the next start,
 //! so that the search drifts over plateaus. This is iterated greedy (Ruiz, Stuetzle 2007) with the cheapest rule that
-//! looks at the plan. The random numbers follow from a seed, and work is counted in placements: the same problem and budget give
-//! the same plan everywhere.
+//! looks at the plan. The random numbers follow from a seed, and work is counted in placements: the same problem and
+//! budget give the same plan everywhere.
 
 use crate::dice::Dice;
 use crate::forest::Forest;

@@ -34,7 +34,7 @@ const ORDERS: [Order; 4] = [Order::Length, Order::Area, Order::Start, Order::Siz
 
 /// How much work the caller allows.
 pub(crate) struct Work<'a> {
-    /// Blocks swept, or what takes as long.
+    /// In units of half a block swept: see [`SWEPT`].
     pub left: u64,
     /// Whether the caller wants no more.
     pub stop: &'a dyn Fn() -> bool,

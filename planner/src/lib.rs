@@ -74,15 +74,15 @@
 //!
 //! A few hundred blocks take well below a millisecond where a skyline meets the bound, as it does on most recorded
 //! programs. Where none does, the search takes milliseconds on most instances made to be hard, and up to a second and a
-//! half where it finds nothing; a few thousand blocks that nearly all meet take up to five seconds. Up to 10,000 first and
-//! best fit, which are quadratic, run when all skylines failed; beyond, nothing is quadratic, and 100,000 as well as a million
-//! blocks take a second or two of one core. `benches/planner.py` and the example `scale` measure it.
+//! half where it finds nothing; a few thousand blocks that nearly all meet take up to five seconds. Up to 10,000 first
+//! and best fit, which are quadratic, run when all skylines failed; beyond, nothing is quadratic, and 100,000 as well
+//! as a million blocks take a second or two of one core. `benches/planner.py` and the example `scale` measure it.
 //!
-//! The circular load is not always attainable in one period ([`rotate`] plans several). That a plan above it is optimal is
-//! proven only where the search goes through all possibilities, mostly up to some tens of blocks. With constraints the
-//! skylines and the search see only the hulls of blocks, and first fit, O(n log n) for each block, does the work at every
-//! effort. [`Replanner`] never moves what did not change, and so cannot come back to the bound where the change does not
-//! allow it.
+//! The circular load is not always attainable in one period ([`rotate`] plans several). That a plan above it is optimal
+//! is proven only where the search goes through all possibilities, mostly up to some tens of blocks. With constraints
+//! the skylines and the search see only the hulls of blocks, and first fit, O(n log n) for each block, does the work at
+//! every effort. [`Replanner`] never moves what did not change, and so cannot come back to the bound where the change
+//! does not allow it.
 //!
 //! The crate starts threads only where [`Planner::threads`] allows them, calls no operating system except for that and to
 //! read files, and reads a clock only under a time limit.

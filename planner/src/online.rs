@@ -30,8 +30,8 @@ pub(crate) struct View {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Manner {
     pub taste: Taste,
-    /// Blocks of fewer bytes, with their alignment, hang from a ceiling as low as it can be, and so leave the gaps between
-    /// larger ones whole.
+    /// Blocks of fewer bytes, with their alignment, hang from a ceiling as low as it can be, and so leave the gaps
+    /// between larger ones whole.
     pub hung: u64,
 }
 
@@ -194,8 +194,9 @@ fn cover(levels: &[usize], mut from: usize, mut to: usize, mut visit: impl FnMut
 }
 
 /// Places the items that have no offset yet; by item, `given` says which have. All that wrap round the beginning of the
-/// view on a circle must be given, and on a line all that live at it, where it is not an end. Returns the height in bytes; `None`, and
-/// offsets without meaning, where the given blocks make it too much work or the height would reach `limit`. And how many were placed.
+/// view on a circle must be given, and on a line all that live at it, where it is not an end. Returns the height in bytes
+/// and how many were placed; `None`, and offsets without meaning, where the given blocks make it too much work or the
+/// height would reach `limit`.
 pub(crate) fn sweep(
     timeline: &Timeline,
     view: View,

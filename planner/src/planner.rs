@@ -25,8 +25,8 @@ use crate::timeline::Timeline;
 /// What is done one way before another is tried, first: a part in so many of [`Effort::Normal`]'s work.
 const SHARES: u64 = 8;
 
-/// How often the search of [`Effort::Normal`] may look at a block of a section, for `count` blocks: some tenths of a second
-/// from 300 blocks on, and less for fewer, which are easier.
+/// How often the search of [`Effort::Normal`] may look at a block of a section, for `count` blocks: some tenths of a
+/// second from 300 blocks on, and less for fewer, which are easier.
 pub(crate) fn looks(count: u64) -> u64 {
     (1_000 * count * count).clamp(2_000_000, 80_000_000)
 }
@@ -68,10 +68,10 @@ impl Effort {
     }
 }
 
-/// How many blocks are swept for `count` blocks that are more than [`LARGE`].
+/// The work for `count` blocks that are more than [`LARGE`], in the units of [`Work`].
 ///
-/// One takes 0.1 microseconds here, so that this is about a second in all for 100,000 blocks as for a million, whose check,
-/// ranks, bound and first sweep alone take half of it.
+/// These take 0.1 microseconds here, so that 100,000 blocks take a second and a half where no bound is met, and a million
+/// one second at most, of which their check, ranks and bound take a quarter.
 fn swept(count: u64, effort: Effort) -> u64 {
     let normal = 19_000_000u64.saturating_sub(13 * count).max(6 * count);
     if effort == Effort::Quick { normal / 4 } else { normal.saturating_mul(effort.factor()) }

@@ -53,8 +53,9 @@ pub struct Replanned {
     pub placed: Vec<(usize, u64)>,
     /// Bytes of the arena now.
     pub height: u64,
-    /// Bytes no plan of the problem as it is now can do without. [`Problem::lower_bound`] may know more, as it looks for the
-    /// alignment that matters most now; here it is that of the first problem, or none since the index was made anew.
+    /// Bytes no plan of the problem as it is now can do without. [`Problem::lower_bound`] may know more, as it looks
+    /// for the alignment that matters most now; here it is that of the first problem, or none since the index was made
+    /// anew.
     pub lower_bound: u64,
 }
 

@@ -86,9 +86,10 @@ pub enum RotationError {
 /// Plans a periodic problem over as few periods, up to `limit`, as the lowest height found takes.
 ///
 /// Each number of periods is planned by `planner` and costs as much as a problem with so many times the blocks; a time
-/// limit of the planner holds for each anew. It ends early where the height is the bound, or the planner's watch breaks. A rotation over one period is
-/// the planner's plan, so the height is never above that plan's. Blocks may be longer than the period, up to `limit` of
-/// them; a problem with such blocks starts at the periods its longest block takes.
+/// limit of the planner holds for each anew. It ends early where the height is the bound, or the planner's watch
+/// breaks. A rotation over one period is the planner's plan, so the height is never above that plan's. Blocks may be
+/// longer than the period, up to `limit` of them; a problem with such blocks starts at the periods its longest block
+/// takes.
 ///
 /// # Errors
 /// See [`RotationError`].

@@ -68,8 +68,8 @@ impl Placed {
     }
 }
 
-/// Places these blocks, and what lives across the start, by the lowest skyline and some better ones; `None` where it is too much work
-/// or no lower than `limit`.
+/// Places these blocks, and what lives across the start, by the lowest skyline and some better ones; `None` where it is
+/// too much work or no lower than `limit`.
 pub(super) fn place(
     timeline: &Timeline,
     care: Care,
