@@ -20,10 +20,10 @@
 use std::collections::BTreeMap;
 
 use crate::constraints::Fixed;
-use crate::load;
+use crate::load::{self, Survey};
 use crate::needs::Needs;
 use crate::pieces::{Families, Piece};
-use crate::problem::{Block, Problem};
+use crate::problem::Problem;
 use crate::radix;
 
 /// Bytes that no plan can do without.
@@ -75,12 +75,12 @@ type Span = (usize, u64, u64, u64);
 
 /// The bound of a problem that passes its check.
 pub(crate) fn of(problem: &Problem) -> LowerBound {
-    let load = load::peak(problem);
+    let survey = Survey::new(problem);
+    let load = load::peak(problem, &survey);
     let mut best = LowerBound { bytes: load.max, at: load.at, align: 1 };
-    for block in &problem.blocks {
-        if block.size > best.bytes {
-            best = LowerBound { bytes: block.size, at: block.lower, align: 1 };
-        }
+    let (size, lower) = survey.largest;
+    if size > best.bytes {
+        best = LowerBound { bytes: size, at: lower, align: 1 };
     }
     let needs = needs(problem);
     if needs.is_some()
@@ -90,14 +90,9 @@ pub(crate) fn of(problem: &Problem) -> LowerBound {
     {
         best = LowerBound { bytes: end, at: problem.blocks[index].lower, align: 1 };
     }
-    // Alignments are powers of two; a bit stands for each.
-    let levels = problem.blocks.iter().fold(0, |levels, block| levels | block.align);
+    // Mostly there is nothing to round, and no list to be made; under constraints blocks come in pieces.
+    let levels = if needs.is_none() { survey.aligns & survey.ragged } else { survey.aligns };
     for align in (1..u64::BITS).map(|log| 1 << log).filter(|align| levels & align != 0) {
-        // Mostly there is nothing to round, and no list to be made.
-        let whole = |block: &Block| block.align < align || block.size.is_multiple_of(align);
-        if needs.is_none() && problem.blocks.iter().all(whole) {
-            continue;
-        }
         let level = rounded(aligned(problem, needs.as_ref(), align), problem.period, align);
         if level.bytes > best.bytes {
             best = level;

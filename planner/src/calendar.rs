@@ -14,10 +14,13 @@
 //! looked for. (After the segment tree: J. L. Bentley, "Solutions to Klee's rectangle problems", 1977.)
 
 use crate::gaps::{Gaps, Range, without};
+use crate::timeline::align_up;
 
-/// Starts and ends in a leaf. Fewer make the edges cheaper and long lifetimes dearer; of 12 to 192, 96 to 128 took the
-/// least time for 100,000 blocks.
+/// Least number of starts and ends in a leaf, and this part of those alive on average. Fewer make the edges cheaper and
+/// long lifetimes dearer: with 80 to 220 alive leaves of 64 to 192 took the least time for 100,000 blocks, with 2000
+/// those of 400 to 800, with 5500 those of 1500.
 const MOMENTS: usize = 96;
+const ALIVE: usize = 4;
 
 /// Children of a node. Fewer make more levels to ask, more make long lifetimes dearer; 8 and 16 differ by little.
 const FAN: usize = 8;
@@ -26,6 +29,15 @@ const FAN: usize = 8;
 /// what they hold in pieces; with a lower one long lifetimes would have more nodes: of 1, 64, 256, 1024 and 4096 both
 /// 256 and 1024 do well.
 const SUMMIT: usize = 256;
+
+/// Visitors up to which all are counted through instead of searched by halves.
+const FEW: usize = 256;
+
+/// Moments for each visitor of a leaf up to which a table of all of them is faster than sorting.
+const TABLE: u64 = 8;
+
+/// Gaps to choose from.
+const CHOICE: usize = 8;
 
 /// Events `[from, to)`, not empty, on the line; on a circle a lifetime that wraps is two of them.
 pub(crate) type Span = (u64, u64);
@@ -41,10 +53,10 @@ pub(crate) struct Stay {
     pub weight: u64,
 }
 
-/// A stay in a part of a leaf.
+/// A stay in a part of a leaf, but for its first byte.
 #[derive(Debug, Clone, Copy)]
 struct Visitor {
-    bytes: Range,
+    end: u64,
     span: Span,
     weight: u64,
 }
@@ -61,8 +73,13 @@ struct Node {
 
 #[derive(Debug, Default)]
 struct Leaf {
-    /// By their first byte.
+    /// Ascending by their first bytes, which are a list of their own: most of the time is spent waiting for memory.
     visitors: Vec<Visitor>,
+    begins: Vec<u64>,
+    /// Sum of the visitors' weights.
+    weight: u64,
+    /// No visitor holds more bytes.
+    widest: u64,
     /// Whether the node's `peak` is just an upper bound.
     loose: bool,
 }
@@ -76,6 +93,17 @@ struct Cover {
     edges: Vec<usize>,
     /// First and last leaf.
     ends: (usize, usize),
+}
+
+/// What [`Calendar::gaps`] looks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wish {
+    /// When; the second only where the lifetime wraps.
+    pub spans: [Option<Span>; 2],
+    /// Bytes, at least one.
+    pub size: u64,
+    /// A power of two.
+    pub align: u64,
 }
 
 /// The index.
@@ -93,9 +121,13 @@ pub(crate) struct Calendar {
     /// The most visitors a leaf had.
     crowd: usize,
     // Room for work, kept from call to call.
-    cover: Cover,
+    covers: [Cover; 2],
     found: Vec<Range>,
     spare: Vec<Range>,
+    fitting: Vec<Range>,
+    loads: Vec<(u64, u64)>,
+    changed: Vec<usize>,
+    above: Vec<usize>,
 }
 
 impl Calendar {
@@ -104,8 +136,13 @@ impl Calendar {
         let mut moments: Vec<u64> =
             stays.iter().flat_map(|stay| stay.spans).flatten().flat_map(|span| [span.0, span.1]).collect();
         moments.sort_unstable();
+        let lived: u128 =
+            stays.iter().flat_map(|stay| stay.spans).flatten().map(|span| u128::from(span.1 - span.0)).sum();
+        let time = moments.last().zip(moments.first()).map_or(1, |(last, first)| (last - first).max(1));
+        // Below the number of stays, as each lives no longer than all of them.
+        let alive = (lived / u128::from(time)) as usize;
         let mut starts = vec![0];
-        for &moment in moments.iter().step_by(MOMENTS).skip(1) {
+        for &moment in moments.iter().step_by(MOMENTS.max(alive / ALIVE)).skip(1) {
             if moment > starts[starts.len() - 1] && moment < horizon {
                 starts.push(moment);
             }
@@ -123,9 +160,13 @@ impl Calendar {
             levels: Vec::new(),
             summit: sizes.iter().position(|&size| size <= SUMMIT).unwrap_or(0),
             crowd: 0,
-            cover: Cover::default(),
+            covers: Default::default(),
             found: Vec::new(),
             spare: Vec::new(),
+            fitting: Vec::new(),
+            loads: Vec::new(),
+            changed: Vec::new(),
+            above: Vec::new(),
         };
         stays.sort_unstable_by_key(|stay| stay.bytes);
         let mut held: Vec<Vec<(Vec<Range>, u64)>> =
@@ -140,8 +181,8 @@ impl Calendar {
                     *weight += stay.weight;
                 }
                 for &leaf in &cover.edges {
-                    let visitor = Visitor { bytes: stay.bytes, span, weight: stay.weight };
-                    calendar.leaves[leaf].visitors.push(visitor);
+                    let leaf = &mut calendar.leaves[leaf];
+                    leaf.insert(leaf.begins.len(), stay, span);
                 }
             }
         }
@@ -160,10 +201,9 @@ impl Calendar {
         if level == 0 {
             let leaf = &mut self.leaves[index];
             leaf.loose = true;
-            let visitors = leaf.visitors.iter().map(|visitor| visitor.bytes);
-            let held = Gaps::around(visitors);
+            let held = Gaps::around(leaf.near(0).map(|(bytes, _)| bytes));
             let free = held.among(&open);
-            let peak = weight + leaf.visitors.iter().map(|visitor| visitor.weight).sum::<u64>();
+            let peak = weight + leaf.weight;
             return Node { open, free, weight, peak };
         }
         let below = &self.levels[level - 1];
@@ -185,9 +225,10 @@ impl Calendar {
 
     /// The stay's bytes, free during its spans, are held.
     pub fn add(&mut self, stay: &Stay) {
-        let mut cover = std::mem::take(&mut self.cover);
+        let mut covers = std::mem::take(&mut self.covers);
+        let cover = &mut covers[0];
         for span in stay.spans.into_iter().flatten() {
-            self.cover(span, &mut cover);
+            self.cover(span, cover);
             for &(level, index) in &cover.nodes {
                 let node = &mut self.levels[level][index];
                 node.open.take(stay.bytes.0, stay.bytes.1);
@@ -196,44 +237,36 @@ impl Calendar {
             }
             for &index in &cover.edges {
                 let leaf = &mut self.leaves[index];
-                let at = leaf.visitors.partition_point(|other| other.bytes.0 < stay.bytes.0);
-                leaf.visitors.insert(at, Visitor { bytes: stay.bytes, span, weight: stay.weight });
-                leaf.loose = true;
+                leaf.insert(leaf.below(stay.bytes.0), stay, span);
                 self.crowd = self.crowd.max(leaf.visitors.len());
                 self.fill(0, index, stay);
             }
         }
-        self.cover = cover;
+        self.covers = covers;
     }
 
     /// A stay of [`Calendar::add`] is over.
     pub fn remove(&mut self, stay: &Stay) {
-        let mut cover = std::mem::take(&mut self.cover);
+        let mut covers = std::mem::take(&mut self.covers);
+        let cover = &mut covers[0];
         for span in stay.spans.into_iter().flatten() {
-            self.cover(span, &mut cover);
+            self.cover(span, cover);
             for &(level, index) in &cover.nodes {
                 let node = &mut self.levels[level][index];
                 node.open.give(stay.bytes.0, stay.bytes.1);
                 node.weight -= stay.weight;
                 node.peak -= stay.weight;
-                self.free(level, index, stay.bytes);
             }
             for &index in &cover.edges {
                 let leaf = &mut self.leaves[index];
-                let mut at = leaf.visitors.partition_point(|other| other.bytes.0 < stay.bytes.0);
-                while (leaf.visitors[at].bytes, leaf.visitors[at].span) != (stay.bytes, span) {
-                    at += 1;
-                }
-                leaf.visitors.remove(at);
-                leaf.loose = true;
+                leaf.remove(stay, span);
                 // Keeps the bound from growing where stays come and go again and again.
-                let most = leaf.visitors.iter().map(|visitor| visitor.weight).sum::<u64>();
                 let node = &mut self.levels[0][index];
-                node.peak = node.peak.min(node.weight + most);
-                self.free(0, index, stay.bytes);
+                node.peak = node.peak.min(node.weight + leaf.weight);
             }
+            self.free(cover, stay.bytes);
         }
-        self.cover = cover;
+        self.covers = covers;
     }
 
     /// Takes bytes from the free ones of a node and of those above, and raises their peaks.
@@ -254,74 +287,144 @@ impl Calendar {
         }
     }
 
-    /// Gives bytes to the free ones of a node and of those above, as far as nobody else holds them.
-    fn free(&mut self, mut level: usize, mut index: usize, bytes: Range) {
+    /// Gives bytes that were held all through a span to the free ones of its nodes and of those above, as far as nobody
+    /// else holds them.
+    fn free(&mut self, cover: &Cover, bytes: Range) {
         let (mut found, mut spare) = (std::mem::take(&mut self.found), std::mem::take(&mut self.spare));
-        found.clear();
-        found.push(bytes);
-        while level < self.levels.len() {
-            self.levels[level][index].open.common(&found, 1, &mut spare);
-            std::mem::swap(&mut found, &mut spare);
-            if level == 0 {
-                let visitors = self.leaves[index].visitors.iter();
-                without(&found, visitors.map(|visitor| visitor.bytes), 1, &mut spare);
+        let (mut changed, mut above) = (std::mem::take(&mut self.changed), std::mem::take(&mut self.above));
+        changed.clear();
+        changed.extend(&cover.edges);
+        let mut nodes = cover.nodes.iter().peekable();
+        let mut level = 0;
+        // Level by level, so that a node above several that changed is looked at once.
+        while level < self.levels.len() && (!changed.is_empty() || nodes.peek().is_some()) {
+            while let Some(&(_, index)) = nodes.next_if(|node| node.0 == level) {
+                changed.push(index);
+            }
+            above.clear();
+            for &index in &changed {
+                found.clear();
+                found.push(bytes);
+                self.levels[level][index].open.common(&found, 1, &mut spare);
                 std::mem::swap(&mut found, &mut spare);
-            } else {
-                let below = &self.levels[level - 1];
-                for child in &below[index * FAN..((index + 1) * FAN).min(below.len())] {
-                    if found.is_empty() {
-                        break;
-                    }
-                    child.free.common(&found, 1, &mut spare);
+                if level == 0 {
+                    let near = self.leaves[index].near(bytes.0);
+                    without(&found, near.map(|(bytes, _)| bytes), 1, &mut spare);
                     std::mem::swap(&mut found, &mut spare);
+                } else {
+                    let below = &self.levels[level - 1];
+                    for child in &below[index * FAN..((index + 1) * FAN).min(below.len())] {
+                        if found.is_empty() {
+                            break;
+                        }
+                        child.free.common(&found, 1, &mut spare);
+                        std::mem::swap(&mut found, &mut spare);
+                    }
+                }
+                let node = &mut self.levels[level][index];
+                for &(from, to) in &found {
+                    node.free.give(from, to);
+                }
+                if !found.is_empty() && !above.contains(&(index / FAN)) {
+                    above.push(index / FAN);
                 }
             }
-            if found.is_empty() {
-                break;
-            }
-            let node = &mut self.levels[level][index];
-            for &(from, to) in &found {
-                node.free.give(from, to);
-            }
-            (level, index) = (level + 1, index / FAN);
+            std::mem::swap(&mut changed, &mut above);
+            level += 1;
         }
-        (self.found, self.spare) = (found, spare);
+        (self.found, self.spare, self.changed, self.above) = (found, spare, changed, above);
     }
 
-    /// The gaps of at least `least` bytes that stay free during the spans, ascending; the last has no end.
-    pub fn gaps(&mut self, spans: [Option<Span>; 2], least: u64) -> &[Range] {
-        let mut cover = std::mem::take(&mut self.cover);
+    /// Gaps during the spans of a wish in which it fits, ascending: at least the lowest few, or all that begin below
+    /// `ceiling`, and in any case one.
+    pub fn gaps(&mut self, wish: &Wish, ceiling: u64) -> &[Range] {
+        let mut covers = std::mem::take(&mut self.covers);
+        for (cover, span) in covers.iter_mut().zip(wish.spans) {
+            span.into_iter().for_each(|span| self.cover(span, cover));
+        }
+        let (mut found, mut spare) = (std::mem::take(&mut self.found), std::mem::take(&mut self.spare));
+        let mut fitting = std::mem::take(&mut self.fitting);
+        fitting.clear();
+        let narrowest = self.narrowest(&covers[0]);
+        let (mut floor, mut pieces) = (0, CHOICE);
+        loop {
+            let end = narrowest.some(floor, wish.size, pieces, &mut found);
+            self.sift(&covers, wish.spans, wish.size, &mut found, &mut spare);
+            fitting.extend(found.iter().filter(|&&(from, to)| {
+                align_up(from, wish.align).checked_add(wish.size).is_some_and(|end| end <= to)
+            }));
+            let enough = fitting.len() >= CHOICE || floor >= ceiling && !fitting.is_empty();
+            match end {
+                Some(end) if !enough => (floor, pieces) = (end, 4 * pieces),
+                _ => break,
+            }
+        }
+        (self.covers, self.found, self.spare, self.fitting) = (covers, found, spare, fitting);
+        &self.fitting
+    }
+
+    /// Whether the stay's bytes are free during its spans.
+    pub fn fits(&mut self, stay: &Stay) -> bool {
+        let mut covers = std::mem::take(&mut self.covers);
+        for (cover, span) in covers.iter_mut().zip(stay.spans) {
+            span.into_iter().for_each(|span| self.cover(span, cover));
+        }
         let (mut found, mut spare) = (std::mem::take(&mut self.found), std::mem::take(&mut self.spare));
         found.clear();
-        found.push((0, u64::MAX));
-        for span in spans.into_iter().flatten() {
-            self.cover(span, &mut cover);
-            let mut ask = |gaps: &Gaps| {
-                gaps.common(&found, least, &mut spare);
-                std::mem::swap(&mut found, &mut spare);
-            };
+        found.push(stay.bytes);
+        self.sift(&covers, stay.spans, stay.bytes.1 - stay.bytes.0, &mut found, &mut spare);
+        let fits = !found.is_empty();
+        (self.covers, self.found, self.spare) = (covers, found, spare);
+        fits
+    }
+
+    /// Gaps of which everything that is free during a span is a part: the fewer, the better.
+    fn narrowest(&self, cover: &Cover) -> &Gaps {
+        if let Some(&(level, index)) = cover.nodes.last() {
+            return &self.levels[level][index].free;
+        }
+        let (mut index, mut most) = (cover.ends.0, &self.levels[0][cover.ends.0].open);
+        for row in &self.levels[1..=self.summit] {
+            index /= FAN;
+            most = if row[index].open.count() > most.count() { &row[index].open } else { most };
+        }
+        most
+    }
+
+    /// Leaves of ascending ranges what is free during the spans, in pieces of at least `least` bytes.
+    fn sift(
+        &self,
+        covers: &[Cover; 2],
+        spans: [Option<Span>; 2],
+        least: u64,
+        found: &mut Vec<Range>,
+        spare: &mut Vec<Range>,
+    ) {
+        for (cover, span) in covers.iter().zip(spans) {
+            let Some(span) = span else { continue };
             // The longest first: they leave little, and only that is looked for among the others.
-            for &(level, index) in cover.nodes.iter().rev() {
-                ask(&self.levels[level][index].free);
-            }
-            for level in (0..=self.summit).rev() {
-                let row = &self.levels[level];
-                let width = FAN.pow(level as u32);
+            let nodes = cover.nodes.iter().rev().map(|&(level, index)| &self.levels[level][index].free);
+            let above = (0..=self.summit).rev().flat_map(|level| {
+                let (row, width) = (&self.levels[level], FAN.pow(level as u32));
                 let (first, last) = (cover.ends.0 / width, cover.ends.1 / width);
-                ask(&row[first].open);
-                if last != first {
-                    ask(&row[last].open);
+                let last = (last != first).then(|| &row[last].open);
+                [Some(&row[first].open), last].into_iter().flatten()
+            });
+            for gaps in nodes.chain(above) {
+                gaps.common(found, least, spare);
+                std::mem::swap(found, spare);
+                if found.is_empty() {
+                    return;
                 }
             }
             for &index in &cover.edges {
-                let visitors = self.leaves[index].visitors.iter();
-                let meeting = visitors.filter(|visitor| visitor.span.0 < span.1 && span.0 < visitor.span.1);
-                without(&found, meeting.map(|visitor| visitor.bytes), least, &mut spare);
-                std::mem::swap(&mut found, &mut spare);
+                let Some(&(from, _)) = found.first() else { return };
+                let near = self.leaves[index].near(from);
+                let meeting = near.filter(|(_, other)| other.0 < span.1 && span.0 < other.1);
+                without(found, meeting.map(|(bytes, _)| bytes), least, spare);
+                std::mem::swap(found, spare);
             }
         }
-        (self.cover, self.found, self.spare) = (cover, found, spare);
-        &self.found
     }
 
     /// The highest load. Work is in proportion to the leaves that changed since the last call and may hold the peak.
@@ -335,7 +438,9 @@ impl Calendar {
                     return self.levels[root][0].peak;
                 }
                 self.leaves[index].loose = false;
-                self.levels[0][index].weight + self.leaves[index].peak()
+                let to = self.starts.get(index + 1).copied().unwrap_or(self.horizon);
+                let peak = self.leaves[index].peak((self.starts[index], to), &mut self.loads);
+                self.levels[0][index].weight + peak
             } else {
                 let (weight, child) = (self.levels[level][index].weight, self.highest_child(level, index));
                 weight + self.levels[level - 1][child].peak
@@ -399,20 +504,70 @@ impl Calendar {
 }
 
 impl Leaf {
-    /// The highest load of the visitors.
-    fn peak(&self) -> u64 {
-        // Ends sort before starts at the same event.
-        let edges = |visitor: &Visitor| {
-            [(visitor.span.0, true), (visitor.span.1, false)].map(|edge| (edge, visitor.weight))
-        };
-        let mut edges: Vec<_> = self.visitors.iter().flat_map(edges).collect();
-        edges.sort_unstable();
-        let (mut load, mut peak) = (0, 0);
-        for ((_, starts), weight) in edges {
-            load = if starts { load + weight } else { load - weight };
-            peak = peak.max(load);
+    /// Visitors whose first byte is below this one.
+    fn below(&self, byte: u64) -> usize {
+        if self.begins.len() > FEW {
+            return self.begins.partition_point(|&begin| begin < byte);
         }
-        peak
+        // Loads that do not wait for each other.
+        self.begins.iter().map(|&begin| usize::from(begin < byte)).sum()
+    }
+
+    /// A new visitor, so many being below it.
+    fn insert(&mut self, at: usize, stay: &Stay, span: Span) {
+        self.begins.insert(at, stay.bytes.0);
+        self.visitors.insert(at, Visitor { end: stay.bytes.1, span, weight: stay.weight });
+        self.weight += stay.weight;
+        self.widest = self.widest.max(stay.bytes.1 - stay.bytes.0);
+        self.loose = true;
+    }
+
+    fn remove(&mut self, stay: &Stay, span: Span) {
+        let mut at = self.below(stay.bytes.0);
+        // Those that begin at one byte do so at different times.
+        while self.visitors[at].span != span {
+            at += 1;
+        }
+        self.begins.remove(at);
+        self.visitors.remove(at);
+        self.weight -= stay.weight;
+        self.loose = true;
+    }
+
+    /// Bytes and spans of visitors, those left out that hold only bytes below this one.
+    fn near(&self, from: u64) -> impl Iterator<Item = (Range, Span)> {
+        let first = self.below(from.saturating_sub(self.widest));
+        let visitors = self.begins[first..].iter().zip(&self.visitors[first..]);
+        visitors.map(|(&begin, visitor)| ((begin, visitor.end), visitor.span))
+    }
+
+    /// The highest load of the visitors of this leaf, which is so long.
+    fn peak(&self, leaf: Span, changes: &mut Vec<(u64, u64)>) -> u64 {
+        let spans = self.visitors.iter().map(|visitor| {
+            (visitor.span.0.max(leaf.0) - leaf.0, visitor.span.1.min(leaf.1) - leaf.0, visitor.weight)
+        });
+        changes.clear();
+        // Changes modulo 2^64, whose sums are bytes alive: by a table where moments are few, else sorted.
+        let moments = leaf.1 - leaf.0;
+        if moments <= TABLE * self.visitors.len() as u64 {
+            changes.extend((0..=moments).map(|at| (at, 0)));
+            for (from, to, weight) in spans {
+                let from = &mut changes[from as usize].1;
+                *from = from.wrapping_add(weight);
+                let to = &mut changes[to as usize].1;
+                *to = to.wrapping_sub(weight);
+            }
+        } else {
+            changes
+                .extend(spans.flat_map(|(from, to, weight)| [(from, weight), (to, weight.wrapping_neg())]));
+            changes.sort_unstable_by_key(|change| change.0);
+        }
+        let mut load = 0u64;
+        let loads = changes.chunk_by(|one, other| one.0 == other.0).map(|changes| {
+            load = changes.iter().fold(load, |load, change| load.wrapping_add(change.1));
+            load
+        });
+        loads.max().unwrap_or(0)
     }
 }
 
@@ -496,9 +651,20 @@ mod tests {
             if round > 5000 {
                 break;
             }
-            let found = calendar.gaps(spans, size).to_vec();
+            let wish = Wish { spans, size, align: 1 << (round % 4) };
+            let ceiling = calendar.top() * (round % 3) / 2;
+            let found = calendar.gaps(&wish, ceiling).to_vec();
             if round % 10 == 0 {
-                assert_eq!(found, gaps(&stays, spans, size));
+                let mut expected = gaps(&stays, spans, size);
+                expected.retain(|gap| align_up(gap.0, wish.align) <= gap.1 - size);
+                let (few, rest) = expected.split_at(found.len());
+                assert_eq!(found, few);
+                assert!(!few.is_empty());
+                assert!(few.len() >= CHOICE || rest.first().is_none_or(|gap| gap.0 >= ceiling));
+                let from = round % 7 * calendar.top() / 7;
+                let stay = Stay { bytes: (from, from + size), spans, weight: 0 };
+                let free = |gap: &Range| gap.0 <= from && from + size <= gap.1;
+                assert_eq!(calendar.fits(&stay), gaps(&stays, spans, size).iter().any(free));
                 assert_eq!(calendar.top(), stays.iter().map(|stay: &Stay| stay.bytes.1).max().unwrap_or(0));
                 assert_eq!(calendar.peak(), peak(&stays));
             }

@@ -32,6 +32,21 @@ impl Gaps {
         self.ranges.last().map_or(0, |last| last.0)
     }
 
+    /// How many they are.
+    pub fn count(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Puts the first `most` gaps that end above `floor` into `out`, those of less than `least` bytes left out, and
+    /// returns where the last of them ends if there are more.
+    pub fn some(&self, floor: u64, least: u64, most: usize, out: &mut Vec<Range>) -> Option<u64> {
+        out.clear();
+        let rest = &self.ranges[self.ranges.partition_point(|range| range.1 <= floor)..];
+        let mut large = rest.iter().filter(|range| range.1 - range.0 >= least);
+        out.extend(large.by_ref().take(most));
+        large.next().and(out.last()).map(|last| last.1)
+    }
+
     /// What of the range is free is so no more; whether anything was.
     pub fn take(&mut self, from: u64, to: u64) -> bool {
         let ranges = &mut self.ranges;

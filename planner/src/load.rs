@@ -27,15 +27,15 @@ type Change = (u64, i128);
 
 /// The load of a problem.
 pub(crate) fn sweep(problem: &Problem) -> Load {
-    of(problem, true)
+    of(problem, &Survey::new(problem), true)
 }
 
 /// The largest load of a problem and where it is, without the curve: a million blocks have one of 32 MB.
-pub(crate) fn peak(problem: &Problem) -> Load {
-    of(problem, false)
+pub(crate) fn peak(problem: &Problem, survey: &Survey) -> Load {
+    of(problem, survey, false)
 }
 
-fn of(problem: &Problem, keep: bool) -> Load {
+fn of(problem: &Problem, survey: &Survey, keep: bool) -> Load {
     if !problem.constraints.is_empty()
         && problem.check().is_ok()
         && let Ok(families) = Families::new(problem)
@@ -45,7 +45,7 @@ fn of(problem: &Problem, keep: bool) -> Load {
         return integrate(&changes);
     }
     let curve = Curve::new(keep, 2 * problem.blocks.len());
-    match sound(problem) {
+    match survey.end {
         Some(0) => Load::default(),
         Some(end) if end <= DENSE * problem.blocks.len() as u64 => dense(problem, end, curve),
         Some(_) => sparse(problem, curve),
@@ -56,16 +56,41 @@ fn of(problem: &Problem, keep: bool) -> Load {
 /// Times per block up to which a table of all times is faster than sorted ends: recorded steps have two.
 const DENSE: u64 = 4;
 
-/// Whether sums of sizes stay below 2^64 and no block meets itself: the end of the last lifetime, or the period.
-fn sound(problem: &Problem) -> Option<u64> {
-    let period = problem.period.unwrap_or(u64::MAX);
-    let (mut bytes, mut end, mut sound) = (0u128, 0, period > 0);
-    for block in &problem.blocks {
-        bytes += u128::from(block.size);
-        sound &= block.lower < period && block.length() <= period;
-        end = end.max(block.upper);
+/// What one look at all blocks tells; a million of them are 40 MB, and every look takes milliseconds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Survey {
+    /// The end of the last lifetime, or the period, where sums of sizes stay below 2^64 and no block meets itself.
+    end: Option<u64>,
+    /// The largest block's size and start, the first of those.
+    pub largest: (u64, u64),
+    /// A bit for each alignment that a block has.
+    pub aligns: u64,
+    /// A bit for each power of two to which a block is aligned, but of which its size is no multiple.
+    pub ragged: u64,
+}
+
+impl Survey {
+    pub fn new(problem: &Problem) -> Survey {
+        let mut survey = Survey::default();
+        let period = problem.period.unwrap_or(u64::MAX);
+        let (mut bytes, mut end, mut sound) = (0u128, 0, period > 0);
+        for block in &problem.blocks {
+            bytes += u128::from(block.size);
+            sound &= block.lower < period && block.length() <= period;
+            end = end.max(block.upper);
+            if block.size > survey.largest.0 {
+                survey.largest = (block.size, block.lower);
+            }
+            survey.aligns |= block.align;
+            // Bits up to the alignment's, without those up to the lowest of the size.
+            let up_to = |bit: u64| bit | bit.wrapping_sub(1);
+            let lowest = block.size & block.size.wrapping_neg();
+            survey.ragged |= up_to(block.align) & !up_to(lowest);
+        }
+        let sound = sound && bytes < u128::from(u64::MAX) && end < u64::MAX;
+        survey.end = sound.then(|| problem.period.unwrap_or(end));
+        survey
     }
-    (sound && bytes < u128::from(u64::MAX) && end < u64::MAX).then(|| problem.period.unwrap_or(end))
 }
 
 /// Blocks with a length and a size.
@@ -277,11 +302,12 @@ mod tests {
             let blocks = rows.iter().map(|&(lower, length, size)| block(lower, lower + length, size)).collect();
             let problem = Problem::new(blocks).with_period(period);
             let expected = unsound(&problem);
-            let end = sound(&problem).expect("sound");
+            let survey = Survey::new(&problem);
+            let end = survey.end.expect("sound");
             prop_assert_eq!(&dense(&problem, end, Curve::new(true, 0)), &expected);
             prop_assert_eq!(&sparse(&problem, Curve::new(true, 0)), &expected);
             prop_assert_eq!(&sweep(&problem), &expected);
-            let peak = peak(&problem);
+            let peak = peak(&problem, &survey);
             prop_assert_eq!((peak.max, peak.at), (expected.max, expected.at));
         }
     }

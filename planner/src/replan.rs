@@ -1,8 +1,8 @@
 //! Planning again after a change, in proportion to the change: what did not change stays where it is.
 //!
 //! A [`Replanner`] is made once from a plan and keeps an index of it by time. Each [`Replanner::apply`] takes changed
-//! blocks out, puts the new ones into gaps, and tries again with the changed blocks round the highest one where the
-//! height had to rise. A block nobody named never moves, so the height can only follow the load as far as the gaps
+//! blocks out, leaves those where they were that still fit there, puts the others into gaps, and tries again with the
+//! changed blocks round the highest one where the height had to rise. A block nobody named never moves, so the height can only follow the load as far as the gaps
 //! allow: the answer says how far it is above the bound, and [`Planner::plan`](crate::Planner::plan) on
 //! [`Replanner::snapshot`] is the way to a better one. [`replan()`] finds the changes between two problems itself.
 //!
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use crate::calendar::{Calendar, Span, Stay};
+use crate::calendar::{Calendar, Span, Stay, Wish};
 use crate::plan::{Plan, Proof};
 use crate::problem::{Block, MAX_BLOCKS, Problem, ProblemError};
 use crate::timeline::align_up;
@@ -25,8 +25,10 @@ pub use crate::carry::replan;
 /// The most bytes of height and blocks together, so that the bounds kept by the calendar's levels cannot overflow.
 const MAX_BYTES: u64 = u64::MAX >> 5;
 
-/// Placements of the repair, in multiples of the blocks that changed: it takes about as long as the change itself.
-const REPAIRS: usize = 2;
+/// Placements of the repair: one for so many blocks that changed, and a few at least. More of them take longer than
+/// the change itself and lower the height by less than a thousandth.
+const REPAIRS: usize = 4;
+const FEW_REPAIRS: usize = 64;
 
 /// Visitors of a leaf of the calendar, in multiples of the square root of all blocks, from which on a new one pays: a
 /// visitor costs some tens of nanoseconds for every block placed there, a new calendar a microsecond for every block.
@@ -109,6 +111,15 @@ impl Placed {
     fn end(&self) -> u64 {
         self.offset + self.block.size
     }
+}
+
+/// A block that is to be placed.
+#[derive(Debug, Clone, Copy)]
+struct New {
+    slot: usize,
+    block: Block,
+    /// Offset in bytes of the block whose place it takes.
+    was: Option<u64>,
 }
 
 /// What became of putting some blocks again.
@@ -261,28 +272,27 @@ impl Replanner {
     /// As [`Replanner::new`], and [`ReplanError::NoBlock`] and [`ReplanError::Twice`]. Nothing is changed then.
     pub fn apply(&mut self, changes: &[Change]) -> Result<Replanned, ReplanError> {
         let bytes = self.check(changes)?;
+        let mut new = Vec::with_capacity(changes.len());
         for &change in changes {
+            let mut was = None;
             if let Change::Remove(slot) | Change::Replace(slot, _) = change
                 && let Some(old) = self.slots[slot].take()
             {
                 self.lift(&old);
+                was = Some(old.offset);
+            }
+            match change {
+                Change::Remove(_) => {}
+                Change::Replace(slot, block) => new.push(New { slot, block, was }),
+                Change::Add(block) => {
+                    new.push(New { slot: self.slots.len(), block, was });
+                    self.slots.push(None);
+                }
             }
         }
         self.bytes = bytes;
-        let mut new = Vec::with_capacity(changes.len());
-        for &change in changes {
-            let (slot, block) = match change {
-                Change::Remove(_) => continue,
-                Change::Replace(slot, block) => (slot, block),
-                Change::Add(block) => {
-                    self.slots.push(None);
-                    (self.slots.len() - 1, block)
-                }
-            };
-            new.push((slot, block));
-        }
         self.place(&new);
-        let placed = new.iter().map(|&(slot, _)| (slot, self.slots[slot].map_or(0, |placed| placed.offset)));
+        let placed = new.iter().map(|new| (new.slot, self.offset(new.slot).unwrap_or(0)));
         Ok(Replanned { placed: placed.collect(), height: self.height(), lower_bound: self.lower_bound() })
     }
 
@@ -326,20 +336,31 @@ impl Replanner {
     }
 
     /// Puts new blocks into their empty slots.
-    fn place(&mut self, new: &[(usize, Block)]) {
+    fn place(&mut self, new: &[New]) {
         let floor = self.height();
-        let mut order: Vec<(usize, Block)> = Vec::with_capacity(new.len());
-        for &(slot, block) in new {
-            if idle(&block) {
-                self.put(slot, block, 0);
+        let mut order: Vec<New> = Vec::with_capacity(new.len());
+        for new in new {
+            if idle(&new.block) {
+                self.put(new.slot, new.block, 0);
             } else {
-                order.push((slot, block));
+                order.push(*new);
             }
         }
         // The largest first: what is put first finds the most gaps, and the small ones fit anywhere.
-        order.sort_by_key(|(_, block)| Reverse((block.size, block.length())));
+        order.sort_by_key(|new| Reverse((new.block.size, new.block.length())));
+        // Those first that can stay where they were.
+        let mut rest = Vec::with_capacity(order.len());
+        for &New { slot, block, was } in &order {
+            match was {
+                Some(offset) if self.stays(&block, offset, floor) => {
+                    self.put(slot, block, offset);
+                    self.aged += 1;
+                }
+                _ => rest.push((slot, block)),
+            }
+        }
         let mut ceiling = floor;
-        for &(slot, block) in &order {
+        for &(slot, block) in &rest {
             let offset = self.best(&block, ceiling);
             ceiling = ceiling.max(offset + block.size);
             self.put(slot, block, offset);
@@ -348,15 +369,23 @@ impl Replanner {
         }
         if ceiling > floor {
             let floor = floor.max(self.lower_bound());
+            let order: Vec<(usize, Block)> = order.iter().map(|new| (new.slot, new.block)).collect();
             self.repair(&order, floor);
         }
+    }
+
+    /// Whether a block may be put here, below `ceiling`.
+    fn stays(&mut self, block: &Block, offset: u64, ceiling: u64) -> bool {
+        let end = offset + block.size;
+        let stay = self.stay(&Placed { block: *block, offset });
+        offset.is_multiple_of(block.align) && end <= ceiling && self.calendar.fits(&stay)
     }
 
     /// Lowers the highest of the new blocks as long as that succeeds, down to `floor`.
     ///
     /// All new blocks that meet it are lifted, and put again after it, in several orders.
     fn repair(&mut self, new: &[(usize, Block)], floor: u64) {
-        let mut left = REPAIRS * new.len();
+        let mut left = (new.len() / REPAIRS).max(FEW_REPAIRS);
         let orders: [fn(&Block) -> u128; 3] = [
             |block| u128::from(block.size),
             |block| u128::from(block.size) * u128::from(block.length()),
@@ -413,29 +442,16 @@ impl Replanner {
         Again::Lower
     }
 
-    /// The offset in the smallest gap below `ceiling`, the lowest of those; without one the lowest offset at all.
+    /// The offset in the smallest of the lowest gaps below `ceiling`, the lowest of those; without one the lowest offset
+    /// at all.
     fn best(&mut self, block: &Block, ceiling: u64) -> u64 {
-        // Offsets: the lowest of all, and the best that stays below with what it leaves of its gap.
-        let mut lowest = None;
-        let mut best: Option<(u64, u64)> = None;
-        let spans = self.spans(block);
-        for &(from, to) in self.calendar.gaps(spans, block.size) {
-            let offset = align_up(from, block.align);
-            let end = offset + block.size;
-            if end > to {
-                continue;
-            }
-            lowest = lowest.or(Some(offset));
-            if end > ceiling {
-                break;
-            }
-            let left = to.min(ceiling) - from - block.size;
-            if best.is_none_or(|(least, _)| left < least) {
-                best = Some((left, offset));
-            }
-        }
-        // The last gap has no end, so there is always a lowest offset.
-        best.map(|(_, offset)| offset).or(lowest).unwrap_or(0)
+        let wish = Wish { spans: self.spans(block), size: block.size, align: block.align };
+        let gaps = self.calendar.gaps(&wish, ceiling).iter();
+        let fits = |&&(from, _): &&(u64, u64)| align_up(from, block.align) + block.size <= ceiling;
+        let left = |&&(from, to): &&(u64, u64)| to.min(ceiling) - from;
+        // The last gap has no end, so there is always a lowest one.
+        let gap = gaps.clone().filter(fits).min_by_key(left).or(gaps.as_slice().first());
+        gap.map_or(0, |&(from, _)| align_up(from, block.align))
     }
 
     fn put(&mut self, slot: usize, block: Block, offset: u64) {
