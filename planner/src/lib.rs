@@ -82,7 +82,7 @@
 //! is proven only where the search goes through all possibilities, mostly up to some tens of blocks. With constraints
 //! the skylines and the search see only the hulls of blocks, and first fit, O(n log n) for each block, does the work at
 //! every effort. [`Replanner`] never moves what did not change, and so cannot come back to the bound where the change
-//! does not allow it.
+//! does not allow it: of a tight plan's blocks, one that grows mostly loses its place.
 //!
 //! The crate starts threads only where [`Planner::threads`] allows them, calls no operating system except for that and to
 //! read files, and reads a clock only under a time limit.

@@ -113,13 +113,11 @@ impl Placed {
     }
 }
 
-/// A block that is to be placed.
-#[derive(Debug, Clone, Copy)]
-struct New {
-    slot: usize,
-    block: Block,
-    /// Offset in bytes of the block whose place it takes.
-    was: Option<u64>,
+/// Changes that can be made.
+struct Checked {
+    /// The slots they name, ascending, with the new blocks of those that are replaced.
+    named: Vec<(usize, Option<Block>)>,
+    added: Vec<Block>,
 }
 
 /// What became of putting some blocks again.
@@ -271,62 +269,68 @@ impl Replanner {
     /// # Errors
     /// As [`Replanner::new`], and [`ReplanError::NoBlock`] and [`ReplanError::Twice`]. Nothing is changed then.
     pub fn apply(&mut self, changes: &[Change]) -> Result<Replanned, ReplanError> {
-        let bytes = self.check(changes)?;
-        let mut new = Vec::with_capacity(changes.len());
-        for &change in changes {
-            let mut was = None;
-            if let Change::Remove(slot) | Change::Replace(slot, _) = change
-                && let Some(old) = self.slots[slot].take()
-            {
+        let Checked { named, added } = self.check(changes)?;
+        // In the order of slots, which is mostly that of time: what lies close together in the index is changed together.
+        let mut was = Vec::with_capacity(named.len());
+        for &(slot, _) in &named {
+            if let Some(old) = self.slots[slot].take() {
+                self.bytes -= room(&old.block);
                 self.lift(&old);
-                was = Some(old.offset);
-            }
-            match change {
-                Change::Remove(_) => {}
-                Change::Replace(slot, block) => new.push(New { slot, block, was }),
-                Change::Add(block) => {
-                    new.push(New { slot: self.slots.len(), block, was });
-                    self.slots.push(None);
-                }
+                was.push(old.offset);
             }
         }
-        self.bytes = bytes;
-        self.place(&new);
-        let placed = new.iter().map(|new| (new.slot, self.offset(new.slot).unwrap_or(0)));
+        let first = self.slots.len();
+        self.slots.resize(first + added.len(), None);
+        let replaced = named.iter().zip(was).filter_map(|(&(slot, new), was)| Some((slot, new?, Some(was))));
+        let added = (first..).zip(added).map(|(slot, block)| (slot, block, None));
+        self.place(replaced.chain(added));
+        let mut slots = first..;
+        let slot = |change: &Change| match *change {
+            Change::Add(_) => slots.next(),
+            Change::Replace(slot, _) => Some(slot),
+            Change::Remove(_) => None,
+        };
+        let placed = changes.iter().filter_map(slot).map(|slot| (slot, self.offset(slot).unwrap_or(0)));
         Ok(Replanned { placed: placed.collect(), height: self.height(), lower_bound: self.lower_bound() })
     }
 
-    /// Whether all changes can be made; the bytes of all blocks afterwards.
-    fn check(&self, changes: &[Change]) -> Result<u64, ReplanError> {
-        let (mut blocks, mut named) = (Vec::new(), Vec::new());
+    /// Whether all changes can be made, and in order.
+    fn check(&self, changes: &[Change]) -> Result<Checked, ReplanError> {
+        let (mut named, mut blocks, mut added) = (Vec::new(), Vec::new(), Vec::new());
         for change in changes {
-            if let Change::Remove(slot) | Change::Replace(slot, _) = *change {
-                let placed = self.slots.get(slot).copied().flatten().ok_or(ReplanError::NoBlock { slot })?;
-                named.push((slot, room(&placed.block)));
+            let (slot, block) = match *change {
+                Change::Add(block) => (None, Some(block)),
+                Change::Remove(slot) => (Some(slot), None),
+                Change::Replace(slot, block) => (Some(slot), Some(block)),
+            };
+            match slot {
+                Some(slot) => {
+                    self.block(slot).ok_or(ReplanError::NoBlock { slot })?;
+                    named.push((slot, block));
+                }
+                None => added.extend(block),
             }
-            if let Change::Add(block) | Change::Replace(_, block) = *change {
-                blocks.push(block);
-            }
+            blocks.extend(block);
         }
-        named.sort_unstable();
-        if let Some(pair) = named.windows(2).find(|pair| pair[0] == pair[1]) {
+        named.sort_unstable_by_key(|&(slot, _)| slot);
+        if let Some(pair) = named.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             return Err(ReplanError::Twice { slot: pair[0].0 });
         }
-        // Each is there and counted once.
-        let bytes = self.bytes - named.iter().map(|&(_, room)| room).sum::<u64>();
-        let count = self.slots.len() + blocks.len();
+        let count = self.slots.len() + added.len();
         if count > MAX_BLOCKS {
             return Err(ProblemError::TooManyBlocks { count }.into());
         }
         let new = Problem::new(blocks).with_period(self.period);
         new.check()?;
-        let added = new.blocks.iter().map(room).sum::<u64>();
+        // Each is there and counted once.
+        let gone = named.iter().filter_map(|&(slot, _)| self.block(slot)).map(room).sum::<u64>();
+        let come = new.blocks.iter().map(room).sum::<u64>();
         // No block is put more than its room above the height, and repairs only lower it.
-        let after = bytes.saturating_add(added);
-        if after.saturating_add(self.height()).saturating_add(added) > MAX_BYTES {
+        let after = (self.bytes - gone).saturating_add(come);
+        if after.saturating_add(self.height()).saturating_add(come) > MAX_BYTES {
             return Err(ReplanError::TooLarge);
         }
-        Ok(after)
+        Ok(Checked { named, added })
     }
 
     /// Bytes no plan can do without.
@@ -335,30 +339,24 @@ impl Replanner {
         self.calendar.peak().saturating_sub(self.unit - 1)
     }
 
-    /// Puts new blocks into their empty slots.
-    fn place(&mut self, new: &[New]) {
+    /// Puts blocks into their empty slots, each with the offset where it stays if it fits there.
+    fn place(&mut self, blocks: impl IntoIterator<Item = (usize, Block, Option<u64>)>) {
         let floor = self.height();
-        let mut order: Vec<New> = Vec::with_capacity(new.len());
-        for new in new {
-            if idle(&new.block) {
-                self.put(new.slot, new.block, 0);
+        // Those that were put, and those that have no place yet.
+        let (mut new, mut rest) = (Vec::new(), Vec::new());
+        for (slot, block, was) in blocks {
+            self.bytes += room(&block);
+            if idle(&block) {
+                self.put(slot, block, 0);
+            } else if let Some(offset) = was.filter(|&offset| self.stays(&block, offset, floor)) {
+                self.put(slot, block, offset);
+                new.push((slot, block));
             } else {
-                order.push(*new);
+                rest.push((slot, block));
             }
         }
         // The largest first: what is put first finds the most gaps, and the small ones fit anywhere.
-        order.sort_by_key(|new| Reverse((new.block.size, new.block.length())));
-        // Those first that can stay where they were.
-        let mut rest = Vec::with_capacity(order.len());
-        for &New { slot, block, was } in &order {
-            match was {
-                Some(offset) if self.stays(&block, offset, floor) => {
-                    self.put(slot, block, offset);
-                    self.aged += 1;
-                }
-                _ => rest.push((slot, block)),
-            }
-        }
+        rest.sort_by_key(|(_, block)| Reverse((block.size, block.length())));
         let mut ceiling = floor;
         for &(slot, block) in &rest {
             let offset = self.best(&block, ceiling);
@@ -368,9 +366,9 @@ impl Replanner {
             self.renew();
         }
         if ceiling > floor {
+            new.extend(rest);
             let floor = floor.max(self.lower_bound());
-            let order: Vec<(usize, Block)> = order.iter().map(|new| (new.slot, new.block)).collect();
-            self.repair(&order, floor);
+            self.repair(&new, floor);
         }
     }
 

@@ -176,6 +176,46 @@ fn a_block_goes_into_the_hole_of_the_one_it_replaces() {
 }
 
 #[test]
+fn a_changed_block_stays_where_it_still_fits() {
+    // Best fit would put the shrunk block into the hole below it.
+    let problem = Problem::new(vec![block(0, 0, 9, 10), block(1, 0, 9, 20), block(2, 0, 9, 30)]);
+    let mut replanner = Replanner::new(&problem, &[0, 25, 45]).expect("a valid plan");
+    let answer = replanner.apply(&[Change::Replace(1, block(1, 2, 5, 15))]).expect("a sound change");
+    assert_eq!((answer.placed, answer.height), (vec![(1, 25)], 75));
+    // It grows upward into what it left, and no further.
+    let answer = replanner.apply(&[Change::Replace(1, block(1, 0, 9, 20))]).expect("a sound change");
+    assert_eq!((answer.placed, answer.height), (vec![(1, 25)], 75));
+    let answer = replanner.apply(&[Change::Replace(1, block(1, 0, 9, 35))]).expect("a sound change");
+    assert_eq!((answer.placed, answer.height), (vec![(1, 10)], 75));
+}
+
+#[test]
+fn a_block_that_grows_among_equals_loses_its_place_where_nobody_else_may_move() {
+    // Whatever the old plan, as long as it wastes less than the block grows by. Four blocks of 10 bytes alive at once, the
+    // lowest of which grows to 15, and every way to leave up to 4 bytes below them.
+    let grown = block(0, 0, 9, 15);
+    let problem = Problem::new((0..4).map(|id| block(id, 0, 9, 10)).collect());
+    for gaps in (0..5u64.pow(4)).map(|code| [0, 1, 2, 3].map(|power| code / 5u64.pow(power) % 5)) {
+        if gaps.iter().sum::<u64>() > 4 {
+            continue;
+        }
+        let mut end = 0;
+        let offsets = gaps.map(|gap| {
+            end += gap + 10;
+            end - 10
+        });
+        let fits = |&offset: &u64| {
+            offsets[1..].iter().all(|&other| offset + grown.size <= other || other + 10 <= offset)
+        };
+        let least = (0..).find(fits).expect("above everything").max(end - grown.size) + grown.size;
+        let mut replanner = Replanner::new(&problem, &offsets).expect("a valid plan");
+        let answer = replanner.apply(&[Change::Replace(0, grown)]).expect("a sound change");
+        assert_eq!((answer.height, answer.lower_bound), (least, 45), "{offsets:?}");
+        assert!(least >= 55, "{offsets:?}");
+    }
+}
+
+#[test]
 fn the_height_falls_with_the_highest_block_and_the_answer_tells_how_far_it_is_above_the_bound() {
     let problem = Problem::new(vec![block(0, 0, 9, 10), block(1, 0, 9, 20), block(2, 0, 9, 30)]);
     let mut replanner = Replanner::new(&problem, &[0, 10, 30]).expect("a valid plan");
