@@ -247,26 +247,79 @@ impl Calendar {
 
     /// A stay of [`Calendar::add`] is over.
     pub fn remove(&mut self, stay: &Stay) {
+        self.shrink(stay, stay.bytes.0, 0);
+    }
+
+    /// A stay of [`Calendar::add`] holds no more than its bytes below `end` and weighs less; without any it is over.
+    pub fn shrink(&mut self, stay: &Stay, end: u64, weight: u64) {
+        let (given, less) = ((end, stay.bytes.1), stay.weight - weight);
         let mut covers = std::mem::take(&mut self.covers);
         let cover = &mut covers[0];
         for span in stay.spans.into_iter().flatten() {
             self.cover(span, cover);
             for &(level, index) in &cover.nodes {
                 let node = &mut self.levels[level][index];
-                node.open.give(stay.bytes.0, stay.bytes.1);
-                node.weight -= stay.weight;
-                node.peak -= stay.weight;
+                node.open.give(given.0, given.1);
+                node.weight -= less;
+                node.peak -= less;
             }
             for &index in &cover.edges {
                 let leaf = &mut self.leaves[index];
-                leaf.remove(stay, span);
+                let at = leaf.position(stay, span);
+                if end == stay.bytes.0 {
+                    leaf.begins.remove(at);
+                    leaf.visitors.remove(at);
+                } else {
+                    (leaf.visitors[at].end, leaf.visitors[at].weight) = (end, weight);
+                }
+                leaf.weight -= less;
+                leaf.loose = true;
                 // Keeps the bound from growing where stays come and go again and again.
                 let node = &mut self.levels[0][index];
                 node.peak = node.peak.min(node.weight + leaf.weight);
             }
-            self.free(cover, stay.bytes);
+            self.free(cover, given);
         }
         self.covers = covers;
+    }
+
+    /// Whether a stay of [`Calendar::add`] could be given other spans, nobody being in its way. It is not where they
+    /// reach into leaves that its own do not reach into.
+    pub fn shift(&mut self, stay: &Stay, spans: [Option<Span>; 2]) -> bool {
+        let mut covers = std::mem::take(&mut self.covers);
+        let pairs = || stay.spans.into_iter().zip(spans);
+        let alike = pairs().all(|pair| match pair {
+            (Some(old), Some(new)) => {
+                let [one, other] = &mut covers;
+                self.cover(old, one);
+                self.cover(new, other);
+                // What holds bytes all through a leaf is in nobody's way who is there already.
+                let free = |&index: &usize| {
+                    let near = self.leaves[index].near(stay.bytes.0);
+                    let meets = |(bytes, span): (Range, Span)| {
+                        bytes.0 < stay.bytes.1 && stay.bytes.0 < bytes.1 && span.0 < new.1 && new.0 < span.1
+                    };
+                    near.take_while(|(bytes, _)| bytes.0 < stay.bytes.1)
+                        .all(|other| other == (stay.bytes, old) || !meets(other))
+                };
+                (&one.nodes, &one.edges) == (&other.nodes, &other.edges) && other.edges.iter().all(free)
+            }
+            (None, None) => true,
+            _ => false,
+        });
+        if alike {
+            for (old, new) in pairs().filter_map(|(old, new)| old.zip(new)) {
+                self.cover(old, &mut covers[0]);
+                for &index in &covers[0].edges {
+                    let leaf = &mut self.leaves[index];
+                    let at = leaf.position(stay, old);
+                    leaf.visitors[at].span = new;
+                    leaf.loose = true;
+                }
+            }
+        }
+        self.covers = covers;
+        alike
     }
 
     /// Takes bytes from the free ones of a node and of those above, and raises their peaks.
@@ -522,16 +575,14 @@ impl Leaf {
         self.loose = true;
     }
 
-    fn remove(&mut self, stay: &Stay, span: Span) {
+    /// Where the visitor of a stay is.
+    fn position(&self, stay: &Stay, span: Span) -> usize {
         let mut at = self.below(stay.bytes.0);
         // Those that begin at one byte do so at different times.
         while self.visitors[at].span != span {
             at += 1;
         }
-        self.begins.remove(at);
-        self.visitors.remove(at);
-        self.weight -= stay.weight;
-        self.loose = true;
+        at
     }
 
     /// Bytes and spans of visitors, those left out that hold only bytes below this one.
@@ -626,7 +677,8 @@ mod tests {
         };
         // First an index of stays put by an empty one, which has but one leaf; then one made of all at once.
         let mut calendar = Calendar::new(Vec::new(), HORIZON);
-        let mut stays = Vec::new();
+        let mut stays: Vec<Stay> = Vec::new();
+        let (mut moved, mut refused) = (0, 0);
         for round in 0..STAYS {
             let (spans, size) = lifetime();
             if round == 1000 {
@@ -671,6 +723,30 @@ mod tests {
             let stay = Stay { bytes: (found[0].0, found[0].0 + size), spans, weight: size };
             calendar.add(&stay);
             stays.push(stay);
+            let other = (round * 104_729) as usize % stays.len();
+            let stay = &mut stays[other];
+            let (begin, size) = (stay.bytes.0, stay.bytes.1 - stay.bytes.0);
+            if round % 2 == 0 && size > 1 {
+                calendar.shrink(stay, begin + size / 2, stay.weight / 2);
+                (stay.bytes.1, stay.weight) = (begin + size / 2, stay.weight / 2);
+            } else if let [Some((from, to)), None] = stay.spans {
+                let spans =
+                    [Some((from, (to + round % 81).saturating_sub(40).clamp(from + 1, HORIZON))), None];
+                let was = *stay;
+                let others = stays.iter().enumerate().filter(|&(index, _)| index != other);
+                let others: Vec<Stay> = others.map(|(_, stay)| *stay).collect();
+                let clear = gaps(&others, spans, 1);
+                let free = clear.iter().any(|gap| gap.0 <= was.bytes.0 && was.bytes.1 <= gap.1);
+                let shifted = calendar.shift(&was, spans);
+                assert!(free || !shifted);
+                if shifted {
+                    moved += u32::from(spans != was.spans);
+                    stays[other].spans = spans;
+                } else {
+                    refused += u32::from(!free);
+                }
+            }
         }
+        assert!(moved > 100 && refused > 20, "{moved} shifted, {refused} in somebody's way");
     }
 }

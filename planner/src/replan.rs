@@ -270,20 +270,31 @@ impl Replanner {
     /// As [`Replanner::new`], and [`ReplanError::NoBlock`] and [`ReplanError::Twice`]. Nothing is changed then.
     pub fn apply(&mut self, changes: &[Change]) -> Result<Replanned, ReplanError> {
         let Checked { named, added } = self.check(changes)?;
-        // In the order of slots, which is mostly that of time: what lies close together in the index is changed together.
-        let mut was = Vec::with_capacity(named.len());
-        for &(slot, _) in &named {
-            if let Some(old) = self.slots[slot].take() {
-                self.bytes -= room(&old.block);
-                self.lift(&old);
-                was.push(old.offset);
-            }
-        }
         let first = self.slots.len();
         self.slots.resize(first + added.len(), None);
-        let replaced = named.iter().zip(was).filter_map(|(&(slot, new), was)| Some((slot, new?, Some(was))));
-        let added = (first..).zip(added).map(|(slot, block)| (slot, block, None));
-        self.place(replaced.chain(added));
+        // Those that stay where they were, and those that have no place yet, with the offset that they had.
+        let (mut new, mut rest) = (Vec::with_capacity(changes.len()), Vec::new());
+        // In the order of slots, which is mostly that of time: what lies close together in the index is changed together.
+        for (slot, block) in named {
+            let Some(old) = self.slots[slot].take() else { continue };
+            self.bytes -= room(&old.block);
+            match block {
+                Some(block) if self.adapt(&old, &block) => {
+                    self.bytes += room(&block);
+                    self.slots[slot] = Some(Placed { block, offset: old.offset });
+                    new.push((slot, block));
+                }
+                block => {
+                    self.lift(&old);
+                    let Some(block) = block else { continue };
+                    // A block of quite another time has nothing to do with the place.
+                    let near = meet(self.spans(&old.block), self.spans(&block));
+                    rest.push((slot, block, near.then_some(old.offset)));
+                }
+            }
+        }
+        rest.extend((first..).zip(added).map(|(slot, block)| (slot, block, None)));
+        self.place(new, rest);
         let mut slots = first..;
         let slot = |change: &Change| match *change {
             Change::Add(_) => slots.next(),
@@ -339,11 +350,24 @@ impl Replanner {
         self.calendar.peak().saturating_sub(self.unit - 1)
     }
 
-    /// Puts blocks into their empty slots, each with the offset where it stays if it fits there.
-    fn place(&mut self, blocks: impl IntoIterator<Item = (usize, Block, Option<u64>)>) {
+    /// Whether a block can take another's place by a small change of the index: less bytes or a little more or less
+    /// time.
+    fn adapt(&mut self, old: &Placed, block: &Block) -> bool {
+        if idle(&old.block) || idle(block) || !old.offset.is_multiple_of(block.align) {
+            return false;
+        }
+        let (was, is) = (self.stay(old), self.stay(&Placed { block: *block, ..*old }));
+        if was.spans == is.spans && is.bytes.1 < was.bytes.1 && is.weight <= was.weight {
+            self.calendar.shrink(&was, is.bytes.1, is.weight);
+            return true;
+        }
+        (was.bytes, was.weight) == (is.bytes, is.weight) && self.calendar.shift(&was, is.spans)
+    }
+
+    /// Puts `rest` into their empty slots, those first that fit where they were; `new` were put before.
+    fn place(&mut self, mut new: Vec<(usize, Block)>, blocks: Vec<(usize, Block, Option<u64>)>) {
         let floor = self.height();
-        // Those that were put, and those that have no place yet.
-        let (mut new, mut rest) = (Vec::new(), Vec::new());
+        let mut rest = Vec::new();
         for (slot, block, was) in blocks {
             self.bytes += room(&block);
             if idle(&block) {
@@ -365,11 +389,8 @@ impl Replanner {
             self.aged += 1;
             self.renew();
         }
-        if ceiling > floor {
-            new.extend(rest);
-            let floor = floor.max(self.lower_bound());
-            self.repair(&new, floor);
-        }
+        new.extend(rest);
+        self.repair(&new);
     }
 
     /// Whether a block may be put here, below `ceiling`.
@@ -379,10 +400,10 @@ impl Replanner {
         offset.is_multiple_of(block.align) && end <= ceiling && self.calendar.fits(&stay)
     }
 
-    /// Lowers the highest of the new blocks as long as that succeeds, down to `floor`.
+    /// Lowers the highest of the new blocks as long as that succeeds and no other is higher.
     ///
     /// All new blocks that meet it are lifted, and put again after it, in several orders.
-    fn repair(&mut self, new: &[(usize, Block)], floor: u64) {
+    fn repair(&mut self, new: &[(usize, Block)]) {
         let mut left = (new.len() / REPAIRS).max(FEW_REPAIRS);
         let orders: [fn(&Block) -> u128; 3] = [
             |block| u128::from(block.size),
@@ -394,7 +415,7 @@ impl Replanner {
             let end = |&&(slot, _): &&(usize, Block)| self.slots[slot].map_or(0, |placed| placed.end());
             let Some(&(highest, block)) = new.iter().max_by_key(end) else { return };
             let height = end(&&(highest, block));
-            if height <= floor {
+            if height < self.height() || height <= self.lower_bound() {
                 return;
             }
             let meets = |other: &Block| meet(self.spans(&block), self.spans(other));
@@ -405,7 +426,7 @@ impl Replanner {
             }
             left -= group.len();
             group.sort_by_key(|(slot, other)| Reverse((*slot == highest, orders[tried](other))));
-            match self.again(&group, floor, height) {
+            match self.again(&group, height) {
                 Again::Lower => tried = 0,
                 Again::Higher => tried += 1,
                 Again::Hopeless => return,
@@ -414,12 +435,12 @@ impl Replanner {
     }
 
     /// Puts blocks again in this order, all of them to end below `limit`; or leaves them where they were.
-    fn again(&mut self, group: &[(usize, Block)], ceiling: u64, limit: u64) -> Again {
+    fn again(&mut self, group: &[(usize, Block)], limit: u64) -> Again {
         let old: Vec<Option<Placed>> = group.iter().map(|&(slot, _)| self.slots[slot].take()).collect();
         for placed in old.iter().flatten() {
             self.lift(placed);
         }
-        let mut ceiling = ceiling;
+        let mut ceiling = self.height();
         for (done, &(slot, block)) in group.iter().enumerate() {
             let offset = self.best(&block, ceiling);
             let end = offset + block.size;

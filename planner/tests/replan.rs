@@ -27,7 +27,8 @@ fn blocks(periodic: bool) -> impl Strategy<Value = Block> {
     })
 }
 
-/// What a change does (0: add, 1: remove, else: replace), to which of the blocks that are there, and the new block.
+/// What a change does (0: add, 1: remove, 2: replace, 3: take bytes away, 4: end some events sooner or later), to which of
+/// the blocks that are there, and the new block.
 type Step = (u8, prop::sample::Index, Block);
 
 fn programs(most: usize) -> impl Strategy<Value = (Problem, Vec<Vec<Step>>)> {
@@ -45,7 +46,12 @@ fn programs(most: usize) -> impl Strategy<Value = (Problem, Vec<Vec<Step>>)> {
 }
 
 /// Changes of distinct blocks of those in the slots.
-fn changes(steps: &[Step], slots: &mut Vec<usize>) -> Vec<Change> {
+fn changes(
+    steps: &[Step],
+    slots: &mut Vec<usize>,
+    replanner: &Replanner,
+    period: Option<u64>,
+) -> Vec<Change> {
     let mut free = slots.clone();
     let mut changes = Vec::new();
     for (kind, which, block) in steps {
@@ -58,7 +64,17 @@ fn changes(steps: &[Step], slots: &mut Vec<usize>) -> Vec<Change> {
             slots.retain(|&other| other != slot);
             changes.push(Change::Remove(slot));
         } else {
-            changes.push(Change::Replace(slot, *block));
+            let old = *replanner.block(slot).expect("a block that is there");
+            let end = period.map_or(u64::MAX, |period| old.lower + period);
+            let new = match kind {
+                3 => Block { size: old.size * (block.size % 5) / 4, ..old },
+                4 => {
+                    let upper = (old.upper + block.size % 13).saturating_sub(6);
+                    Block { upper: upper.max(old.lower).min(end), ..old }
+                }
+                _ => *block,
+            };
+            changes.push(Change::Replace(slot, new));
         }
     }
     changes
@@ -70,7 +86,7 @@ fn follow(problem: &Problem, rounds: &[Vec<Step>]) -> Result<(), TestCaseError> 
     prop_assert_eq!(replanner.height(), plan.height);
     let mut slots: Vec<usize> = (0..problem.blocks.len()).collect();
     for steps in rounds {
-        let changes = changes(steps, &mut slots);
+        let changes = changes(steps, &mut slots, &replanner, problem.period);
         let before: Vec<_> = slots.iter().map(|&slot| (slot, replanner.offset(slot))).collect();
         let answer = replanner.apply(&changes).expect("sound changes");
         let named: Vec<usize> = answer.placed.iter().map(|&(slot, _)| slot).collect();
