@@ -129,7 +129,7 @@ pub fn write(out: impl Write, problem: &Problem, plan: &Plan) -> io::Result<()> 
     lay_out(out, problem, Some(&plan.offsets), |index| problem.blocks[index].id)
 }
 
-/// Writes a problem as [`write`] does, without offsets: reading it gives the same blocks, and the same constraints in the
+/// Writes a problem as [`write()`] does, without offsets: reading it gives the same blocks, and the same constraints in the
 /// order of their blocks. The period is not written.
 ///
 /// # Errors

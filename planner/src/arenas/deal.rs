@@ -23,6 +23,16 @@ const CAREFUL_MOVES: usize = 8;
 /// Families looked at for that, by the bound of the arena with them in it: O(n log n) each.
 const LOOKS: usize = 16 * MOVES;
 
+/// What became of planning an arena below a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Taken,
+    /// No such plan was found.
+    Higher,
+    /// There is none, and none was looked for.
+    Hopeless,
+}
+
 /// Blocks on their way to arenas.
 pub(super) struct Deal<'a> {
     planner: Planner,
@@ -127,13 +137,13 @@ impl<'a> Deal<'a> {
         ends.max().unwrap_or(0)
     }
 
-    /// Plans an arena's blocks anew. Returns whether the plan is below `limit` and was taken.
-    fn plan(&mut self, arena: usize, limit: Option<u64>) -> bool {
+    /// Plans an arena's blocks anew, and takes the plan where it is below `limit`.
+    fn plan(&mut self, arena: usize, limit: Option<u64>) -> Outcome {
         let part = self.part(arena);
         if limit.is_some_and(|limit| part.lower_bound().bytes >= limit) {
-            return false;
+            return Outcome::Hopeless;
         }
-        let Ok(plan) = self.planner.plan(&part) else { return false };
+        let Ok(plan) = self.planner.plan(&part) else { return Outcome::Higher };
         let taken = limit.is_none_or(|limit| plan.height < limit);
         if taken {
             for ((offset, planned), home) in self.offsets.iter_mut().zip(plan.offsets).zip(&self.home) {
@@ -142,7 +152,7 @@ impl<'a> Deal<'a> {
                 }
             }
         }
-        taken
+        if taken { Outcome::Taken } else { Outcome::Higher }
     }
 
     /// What no plan of an arena may reach; `None`: it can have all bytes there are.
@@ -154,7 +164,7 @@ impl<'a> Deal<'a> {
     pub fn put_all_first(&mut self) -> bool {
         let roots = &self.families.root;
         self.home = roots.iter().map(|&root| self.allowed[root as usize].first().copied()).collect();
-        (0..self.arenas.len()).all(|arena| self.plan(arena, self.limit(arena)))
+        (0..self.arenas.len()).all(|arena| self.plan(arena, self.limit(arena)) == Outcome::Taken)
     }
 
     /// Deals all blocks out by first fit in several orders, improves each a little, and the best at full effort.
@@ -285,10 +295,9 @@ impl<'a> Deal<'a> {
                     return;
                 }
                 self.put(root, Some(arena));
-                let limit = self.limit(arena);
-                let hopeless = limit.is_some_and(|limit| self.part(arena).lower_bound().bytes >= limit);
-                plans += usize::from(!hopeless);
-                if !hopeless && self.plan(arena, limit) {
+                let outcome = self.plan(arena, self.limit(arena));
+                plans += usize::from(outcome != Outcome::Hopeless);
+                if outcome == Outcome::Taken {
                     break;
                 }
                 self.put(root, before);

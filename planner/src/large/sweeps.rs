@@ -33,9 +33,12 @@ pub(super) struct Sweeps<'a> {
     timeline: &'a Timeline,
     bound: u64,
     start: Start,
-    /// What is still to try, the next one last; without and with care, and the least height of either in bytes.
+    /// What is still to try, the next one last; without and with care.
     tries: [Vec<Try>; 2],
-    least: [u64; 2],
+    /// The least height in bytes without and with care, once there was one.
+    least: [Option<u64>; 2],
+    /// Whether care is the more promising.
+    heavy: bool,
     /// What was placed with care last.
     placed: Option<care::Placed>,
     /// Offsets by item, of the sweep on trial.
@@ -44,14 +47,13 @@ pub(super) struct Sweeps<'a> {
 
 impl<'a> Sweeps<'a> {
     pub fn new(timeline: &'a Timeline, bound: u64) -> Sweeps<'a> {
-        let heavy = heavy(timeline, bound);
         Sweeps {
             timeline,
             bound,
             start: Start::new(timeline),
             tries: tries(timeline, bound),
-            // Each is tried once, the more promising first, and then the lower one again.
-            least: [u64::from(heavy), u64::from(!heavy)],
+            least: [None; 2],
+            heavy: heavy(timeline, bound),
             placed: None,
             trial: vec![0; timeline.items.len()],
         }
@@ -77,10 +79,11 @@ impl<'a> Sweeps<'a> {
         Placement { offsets: self.trial.clone(), height, name: String::from("tower by length") }
     }
 
-    /// The sweep to try next.
+    /// The sweep to try next: each kind once, the more promising first, and then the lower one again.
     fn next(&mut self) -> Option<Try> {
-        let [plain, round] = self.least;
-        let [first, other] = if plain <= round { [0, 1] } else { [1, 0] };
+        let [plain, careful] = self.least;
+        let careful = careful < plain || careful.is_none() && plain.is_none() && self.heavy;
+        let [first, other] = if careful { [1, 0] } else { [0, 1] };
         self.tries[first].pop().or_else(|| self.tries[other].pop())
     }
 
@@ -105,9 +108,9 @@ impl<'a> Sweeps<'a> {
             (0, SWEPT, sweep(timeline, view, manner, given, limit, &mut self.trial))
         };
         work.left = work.left.saturating_sub(cost * placed);
-        let least = &mut self.least[kind];
         let this = height.unwrap_or(limit);
-        *least = if *least < 2 { this } else { this.min(*least) };
+        let least = &mut self.least[kind];
+        *least = Some(least.map_or(this, |least| least.min(this)));
         height
     }
 
