@@ -315,6 +315,7 @@ impl Calendar {
                     let at = leaf.position(stay, old);
                     leaf.visitors[at].span = new;
                     leaf.loose = true;
+                    self.raise(index, stay.weight);
                 }
             }
         }
@@ -336,6 +337,23 @@ impl Calendar {
                 return;
             }
             node.peak = node.peak.max(peak);
+            index /= FAN;
+        }
+    }
+
+    /// Visitors of a leaf that may be heavier together now, by so much, raise the peaks.
+    fn raise(&mut self, mut index: usize, weight: u64) {
+        let node = &self.levels[0][index];
+        let mut peak = (node.peak + weight).min(node.weight + self.leaves[index].weight);
+        for (row, nodes) in self.levels.iter_mut().enumerate() {
+            let node = &mut nodes[index];
+            if row > 0 {
+                peak += node.weight;
+            }
+            if peak <= node.peak {
+                return;
+            }
+            node.peak = peak;
             index /= FAN;
         }
     }
@@ -406,9 +424,10 @@ impl Calendar {
             fitting.extend(found.iter().filter(|&&(from, to)| {
                 align_up(from, wish.align).checked_add(wish.size).is_some_and(|end| end <= to)
             }));
-            let enough = fitting.len() >= CHOICE || floor >= ceiling && !fitting.is_empty();
             match end {
-                Some(end) if !enough => (floor, pieces) = (end, 4 * pieces),
+                Some(end) if fitting.is_empty() || fitting.len() < CHOICE && end < ceiling => {
+                    (floor, pieces) = (end, 4 * pieces);
+                }
                 _ => break,
             }
         }
@@ -431,7 +450,8 @@ impl Calendar {
         fits
     }
 
-    /// Gaps of which everything that is free during a span is a part: the fewer, the better.
+    /// Gaps of which everything that is free during a span is a part: those of the longest node inside it, else of the
+    /// node round it that leaves the most of them, which are the smallest.
     fn narrowest(&self, cover: &Cover) -> &Gaps {
         if let Some(&(level, index)) = cover.nodes.last() {
             return &self.levels[level][index].free;

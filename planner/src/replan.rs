@@ -30,6 +30,9 @@ const MAX_BYTES: u64 = u64::MAX >> 5;
 const REPAIRS: usize = 4;
 const FEW_REPAIRS: usize = 64;
 
+/// Blocks looked at in the time of a placement.
+const LOOKS: usize = 64;
+
 /// Visitors of a leaf of the calendar, in multiples of the square root of all blocks, from which on a new one pays: a
 /// visitor costs some tens of nanoseconds for every block placed there, a new calendar a microsecond for every block.
 const CROWD: usize = 8;
@@ -56,8 +59,8 @@ pub struct Replanned {
     /// Bytes of the arena now.
     pub height: u64,
     /// Bytes no plan of the problem as it is now can do without. [`Problem::lower_bound`] may know more, as it looks
-    /// for the alignment that matters most now; here it is that of the first problem, or none since the index was made
-    /// anew.
+    /// for the alignment that matters most now; here it is that of the first problem, looked for again when the index is
+    /// made anew unless it was 1.
     pub lower_bound: u64,
 }
 
@@ -96,7 +99,9 @@ pub enum ReplanError {
         slot: usize,
     },
     /// Height and sizes beyond what the index can count.
-    #[error("the arena and its blocks take 2^59 bytes or more together; check the sizes and offsets")]
+    #[error(
+        "the arena, its blocks and their alignments take 2^59 bytes or more together; check sizes, offsets and alignments"
+    )]
     TooLarge,
 }
 
@@ -210,18 +215,17 @@ impl Replanner {
         self.aged = 0;
     }
 
-    /// Makes the calendar anew where it is worn: where as many blocks were placed as it was made for, or so many in one
-    /// leaf that another cut pays.
-    fn renew(&mut self) {
+    /// Counts one more block placed, and makes the calendar anew where it is worn: where as many blocks were placed as it
+    /// was made for, or so many in one leaf that another cut pays. Returns whether it did.
+    fn renew(&mut self) -> bool {
+        self.aged += 1;
         let crowded = (CROWD * self.slots.len().isqrt()).max(2 * self.crowd);
         let worn = self.aged > self.indexed || self.calendar.crowd() > crowded;
-        if worn && self.aged > self.slots.len() / SLOTS {
-            // Blocks of smaller alignment count nothing at a unit above 1, so it goes with those that it was for.
-            if self.unit > 1 {
-                self.unit = self.problem().lower_bound().align;
-            }
+        let renew = worn && self.aged > self.slots.len() / SLOTS;
+        if renew {
             self.index();
         }
+        renew
     }
 
     /// Bytes of the arena: the largest offset + size.
@@ -264,7 +268,8 @@ impl Replanner {
     /// Changes blocks, all at once.
     ///
     /// Work is in proportion to the changes, but for a new index when as many blocks were placed as it was made for, or
-    /// very many in one stretch of time.
+    /// very many in one stretch of time. A slot is never given again: where blocks come and go without end, make a new
+    /// replanner of the [`snapshot`](Self::snapshot) from time to time.
     ///
     /// # Errors
     /// As [`Replanner::new`], and [`ReplanError::NoBlock`] and [`ReplanError::Twice`]. Nothing is changed then.
@@ -367,13 +372,14 @@ impl Replanner {
     /// Puts `rest` into their empty slots, those first that fit where they were; `new` were put before.
     fn place(&mut self, mut new: Vec<(usize, Block)>, blocks: Vec<(usize, Block, Option<u64>)>) {
         let floor = self.height();
-        let mut rest = Vec::new();
+        let (mut rest, mut renewed) = (Vec::new(), false);
         for (slot, block, was) in blocks {
             self.bytes += room(&block);
             if idle(&block) {
                 self.put(slot, block, 0);
             } else if let Some(offset) = was.filter(|&offset| self.stays(&block, offset, floor)) {
                 self.put(slot, block, offset);
+                renewed |= self.renew();
                 new.push((slot, block));
             } else {
                 rest.push((slot, block));
@@ -386,8 +392,15 @@ impl Replanner {
             let offset = self.best(&block, ceiling);
             ceiling = ceiling.max(offset + block.size);
             self.put(slot, block, offset);
-            self.aged += 1;
-            self.renew();
+            renewed |= self.renew();
+        }
+        if renewed && self.unit > 1 {
+            // Blocks of smaller alignment count nothing at a unit above 1, so it goes with those that it was for.
+            let unit = self.problem().lower_bound().align;
+            if unit != self.unit {
+                self.unit = unit;
+                self.index();
+            }
         }
         new.extend(rest);
         self.repair(&new);
@@ -405,6 +418,8 @@ impl Replanner {
     /// All new blocks that meet it are lifted, and put again after it, in several orders.
     fn repair(&mut self, new: &[(usize, Block)]) {
         let mut left = (new.len() / REPAIRS).max(FEW_REPAIRS);
+        // Looking through all of them costs, too.
+        let look = new.len() / LOOKS;
         let orders: [fn(&Block) -> u128; 3] = [
             |block| u128::from(block.size),
             |block| u128::from(block.size) * u128::from(block.length()),
@@ -421,10 +436,10 @@ impl Replanner {
             let meets = |other: &Block| meet(self.spans(&block), self.spans(other));
             let mut group: Vec<(usize, Block)> =
                 new.iter().filter(|(_, other)| meets(other)).copied().collect();
-            if group.len() > left {
+            if group.len() + look > left {
                 return;
             }
-            left -= group.len();
+            left -= group.len() + look;
             group.sort_by_key(|(slot, other)| Reverse((*slot == highest, orders[tried](other))));
             match self.again(&group, height) {
                 Again::Lower => tried = 0,
@@ -531,6 +546,21 @@ fn meet(one: [Option<Span>; 2], other: [Option<Span>; 2]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_index_is_cut_anew_as_blocks_stay_where_they_were_for_other_times() {
+        const COUNT: u64 = 4000;
+        let rows = (0..COUNT).map(|id| Block { id, lower: 0, upper: 1 << 30, size: 1, align: 1 });
+        let offsets: Vec<u64> = (0..COUNT).collect();
+        let mut replanner = Replanner::new(&Problem::new(rows.collect()), &offsets).expect("a stack");
+        for id in 0..COUNT - 1 {
+            let block = Block { id, lower: 2 * id, upper: 2 * id + 1, size: 1, align: 1 };
+            let answer = replanner.apply(&[Change::Replace(id as usize, block)]).expect("a sound change");
+            assert_eq!(answer.placed, [(id as usize, id)]);
+            let crowd = replanner.calendar.crowd();
+            assert!(crowd <= 2 * CROWD * COUNT.isqrt() as usize, "{crowd} in one leaf after {id}");
+        }
+    }
 
     #[test]
     fn an_index_of_nothing_is_cut_anew_as_blocks_come_one_by_one() {

@@ -280,6 +280,31 @@ fn the_bound_follows_when_aligned_blocks_gave_way_to_others() {
 }
 
 #[test]
+fn the_bound_follows_a_block_that_ends_a_little_later() {
+    // Among many at other bytes and times, so that the index sees but one block's end move.
+    let mut blocks: Vec<Block> = (0..47).map(|id| block(id, 4 * id, 4 * id + 1, 1)).collect();
+    blocks.extend([block(47, 1, 2, 10), block(48, 2, 3, 10)]);
+    let offsets: Vec<u64> = (0..49).map(|id| [0, 1, 11][(id as usize).saturating_sub(46)]).collect();
+    let mut replanner = Replanner::new(&Problem::new(blocks), &offsets).expect("a valid plan");
+    let answer = replanner.apply(&[Change::Replace(47, block(47, 1, 3, 10))]).expect("a sound change");
+    assert_eq!((answer.placed, answer.height, answer.lower_bound), (vec![(47, 1)], 21, 20));
+}
+
+#[test]
+fn the_bound_sees_all_blocks_of_a_change_that_wears_the_index_out() {
+    let aligned = |id| Block { align: 4096, ..block(id, 0, 9, 100) };
+    let problem = Problem::new(vec![aligned(0), aligned(1)]);
+    let mut replanner = Replanner::new(&problem, &[0, 4096]).expect("a valid plan");
+    let large = (2..5).map(|id| Change::Add(block(id, 0, 9, 1000)));
+    let small = (5..45).map(|id| Change::Add(aligned(id)));
+    let changes: Vec<Change> =
+        [Change::Remove(0), Change::Remove(1)].into_iter().chain(large).chain(small).collect();
+    let answer = replanner.apply(&changes).expect("sound changes");
+    // The topmost block takes 100 bytes, of which this bound knows but one.
+    assert_eq!((answer.height, answer.lower_bound), (39 * 4096 + 100, 39 * 4096 + 1));
+}
+
+#[test]
 fn a_wrong_change_changes_nothing() {
     let problem = Problem::new(vec![block(0, 0, 4, 6), block(1, 2, 9, 6)]);
     let mut replanner = Replanner::new(&problem, &[0, 6]).expect("a valid plan");
