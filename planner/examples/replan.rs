@@ -1,8 +1,8 @@
 //! Changes one block in a hundred of large plans, and compares replanning with planning from scratch:
-//! `cargo run --release -p stepalloc-planner --example replan -- [--quick] [--blocks 100000] [--rounds 9]`.
+//! `cargo run --release -p stepalloc-planner --example replan -- [--quick] [--blocks 100000] [--rounds 3]`.
 //!
 //! "near": a tenth more or less of the size, or some events of the lifetime; "anew": other blocks elsewhere. Per kind of
-//! problem and change, the medians over all rounds of
+//! problem and change, the medians over the rounds of three problems of
 //!
 //! - wall milliseconds of one thread: planning the changed problem from scratch, making a replanner, its `apply`, also in
 //!   percent of the former, and `replan`;
@@ -15,10 +15,13 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use stepalloc_planner::generate::{self, Dice};
-use stepalloc_planner::{Block, Change, Planner, Problem, ReplanError, Replanner, replan, verify};
+use stepalloc_planner::{Block, Change, Plan, Planner, Problem, ReplanError, Replanner, replan, verify};
 
 /// Blocks changed of so many.
 const CHANGED_OF: usize = 100;
+
+/// Problems of each kind.
+const SEEDS: u64 = 3;
 
 /// Kinds of problems: a name, and the problem of so many blocks and a seed.
 type Kind = (&'static str, fn(usize, u64) -> Problem);
@@ -36,7 +39,7 @@ const KINDS: [Kind; 5] = [
 ];
 
 fn main() -> ExitCode {
-    let (mut count, mut rounds, mut planner) = (100_000, 9, Planner::new());
+    let (mut count, mut rounds, mut planner) = (100_000, 3, Planner::new());
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut number =
@@ -70,8 +73,8 @@ fn main() -> ExitCode {
     let mut wrong = false;
     for (name, kind) in KINDS {
         for anew in [false, true] {
-            let problem = kind(count, 1);
-            match measure(&problem, anew, rounds, &planner) {
+            let problems: Vec<Problem> = (1..=SEEDS).map(|seed| kind(count, seed)).collect();
+            match measure(&problems, anew, rounds, &planner) {
                 Ok(line) => {
                     println!("{:<23} {line}", format!("{name}, {}", if anew { "anew" } else { "near" }))
                 }
@@ -91,6 +94,7 @@ struct Round {
     index: f64,
     apply: f64,
     carry: f64,
+    before: f64,
     least: f64,
     replanned: f64,
     anew: f64,
@@ -98,38 +102,18 @@ struct Round {
 }
 
 fn measure(
-    problem: &Problem,
+    problems: &[Problem],
     anew: bool,
     rounds: usize,
     planner: &Planner,
 ) -> Result<String, Box<dyn std::error::Error>> {
     let mut dice = Dice::new(1);
-    let plan = planner.plan(problem)?;
     let mut seen = Vec::new();
-    for _ in 0..rounds {
-        let changes = changes(problem, anew, &mut dice);
-        let (index, replanner) = timed(|| Replanner::new(problem, &plan.offsets));
-        let mut replanner = replanner?;
-        let (apply, answer) = timed(|| replanner.apply(&changes));
-        let answer = answer?;
-        let (changed, after) = replanner.snapshot();
-        verify(&changed, &after.offsets, after.height)?;
-        if (after.height, answer.placed.len()) != (answer.height, changes.len()) {
-            return Err("the answer is not what the snapshot says".into());
+    for problem in problems {
+        let plan = planner.plan(problem)?;
+        for _ in 0..rounds {
+            seen.push(round(problem, &plan, anew, planner, &mut dice)?);
         }
-        let named = |slot: usize| {
-            changes.iter().any(|change| matches!(change, Change::Replace(at, _) if *at == slot))
-        };
-        let differs = |&slot: &usize| replanner.offset(slot) != Some(plan.offsets[slot]);
-        let moved = (0..problem.blocks.len()).filter(differs).any(|slot| !named(slot));
-        let (carry, carried) = timed(|| replan(problem, &plan, &changed));
-        let carried = carried?;
-        verify(&changed, &carried.offsets, carried.height)?;
-        let (scratch, fresh) = timed(|| planner.plan(&changed));
-        let bound = after.lower_bound as f64;
-        let least = unmoved(problem, &plan.offsets, &changes)?.max(after.lower_bound) as f64 / bound;
-        let (replanned, anew) = (after.height as f64 / bound, fresh?.height as f64 / bound);
-        seen.push(Round { scratch, index, apply, carry, least, replanned, anew, moved });
     }
     let middle = |figure: fn(&Round) -> f64| median(seen.iter().map(figure).collect());
     let count = |of: fn(&&Round) -> bool| seen.iter().filter(of).count();
@@ -140,7 +124,7 @@ fn measure(
         middle(|round| round.apply),
         middle(|round| 100.0 * round.apply / round.scratch),
         middle(|round| round.carry),
-        plan.ratio(),
+        middle(|round| round.before),
         middle(|round| round.least),
         middle(|round| round.replanned),
         middle(|round| round.anew),
@@ -148,6 +132,38 @@ fn measure(
         count(|round| round.replanned <= round.least),
         count(|round| round.moved)
     ))
+}
+
+/// One round.
+fn round(
+    problem: &Problem,
+    plan: &Plan,
+    anew: bool,
+    planner: &Planner,
+    dice: &mut Dice,
+) -> Result<Round, Box<dyn std::error::Error>> {
+    let changes = changes(problem, anew, dice);
+    let (index, replanner) = timed(|| Replanner::new(problem, &plan.offsets));
+    let mut replanner = replanner?;
+    let (apply, answer) = timed(|| replanner.apply(&changes));
+    let answer = answer?;
+    let (changed, after) = replanner.snapshot();
+    verify(&changed, &after.offsets, after.height)?;
+    if (after.height, answer.placed.len()) != (answer.height, changes.len()) {
+        return Err("the answer is not what the snapshot says".into());
+    }
+    let named =
+        |slot: usize| changes.iter().any(|change| matches!(change, Change::Replace(at, _) if *at == slot));
+    let differs = |&slot: &usize| replanner.offset(slot) != Some(plan.offsets[slot]);
+    let moved = (0..problem.blocks.len()).filter(differs).any(|slot| !named(slot));
+    let (carry, carried) = timed(|| replan(problem, plan, &changed));
+    let carried = carried?;
+    verify(&changed, &carried.offsets, carried.height)?;
+    let (scratch, fresh) = timed(|| planner.plan(&changed));
+    let bound = after.lower_bound as f64;
+    let least = unmoved(problem, &plan.offsets, &changes)?.max(after.lower_bound) as f64 / bound;
+    let (replanned, anew) = (after.height as f64 / bound, fresh?.height as f64 / bound);
+    Ok(Round { scratch, index, apply, carry, before: plan.ratio(), least, replanned, anew, moved })
 }
 
 /// The height that the blocks nobody named and each of the others alone among them take: no plan in which the former
