@@ -17,8 +17,8 @@ use crate::gaps::{Gaps, Range, without};
 use crate::timeline::align_up;
 
 /// Least number of starts and ends in a leaf, and this part of those alive on average. Fewer make the edges cheaper and
-/// long lifetimes dearer: with 80 to 220 alive leaves of 64 to 192 took the least time for 100,000 blocks, with 2000
-/// those of 400 to 800, with 5500 those of 1500.
+/// long lifetimes dearer: of 100,000 blocks with 16 and with 112 alive leaves of 64 to 192 took the least time, with 1250
+/// those of 400 to 800, with 4500 those of 1500.
 const MOMENTS: usize = 96;
 const ALIVE: usize = 4;
 
@@ -315,7 +315,9 @@ impl Calendar {
                     let at = leaf.position(stay, old);
                     leaf.visitors[at].span = new;
                     leaf.loose = true;
-                    self.raise(index, stay.weight);
+                    let (node, most) = (&self.levels[0][index], leaf.weight);
+                    let peak = (node.peak + stay.weight).min(node.weight + most);
+                    self.raise(0, index, peak);
                 }
             }
         }
@@ -325,29 +327,21 @@ impl Calendar {
 
     /// Takes bytes from the free ones of a node and of those above, and raises their peaks.
     fn fill(&mut self, level: usize, mut index: usize, stay: &Stay) {
-        let mut taken = true;
-        let mut peak = self.levels[level][index].peak + stay.weight;
-        for row in level..self.levels.len() {
-            let node = &mut self.levels[row][index];
-            if row > level {
-                peak += node.weight;
-            }
-            taken = taken && node.free.take(stay.bytes.0, stay.bytes.1);
-            if !taken && peak <= node.peak {
+        let peak = self.levels[level][index].peak + stay.weight;
+        self.raise(level, index, peak);
+        for row in &mut self.levels[level..] {
+            if !row[index].free.take(stay.bytes.0, stay.bytes.1) {
                 return;
             }
-            node.peak = node.peak.max(peak);
             index /= FAN;
         }
     }
 
-    /// Visitors of a leaf that may be heavier together now, by so much, raise the peaks.
-    fn raise(&mut self, mut index: usize, weight: u64) {
-        let node = &self.levels[0][index];
-        let mut peak = (node.peak + weight).min(node.weight + self.leaves[index].weight);
-        for (row, nodes) in self.levels.iter_mut().enumerate() {
+    /// A node's peak may be as high as this, and those above accordingly.
+    fn raise(&mut self, level: usize, mut index: usize, mut peak: u64) {
+        for (row, nodes) in self.levels.iter_mut().enumerate().skip(level) {
             let node = &mut nodes[index];
-            if row > 0 {
+            if row > level {
                 peak += node.weight;
             }
             if peak <= node.peak {

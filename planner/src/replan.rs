@@ -2,9 +2,10 @@
 //!
 //! A [`Replanner`] is made once from a plan and keeps an index of it by time. Each [`Replanner::apply`] takes changed
 //! blocks out, leaves those where they were that still fit there, puts the others into gaps, and tries again with the
-//! changed blocks round the highest one where the height had to rise. A block nobody named never moves, so the height can only follow the load as far as the gaps
-//! allow: the answer says how far it is above the bound, and [`Planner::plan`](crate::Planner::plan) on
-//! [`Replanner::snapshot`] is the way to a better one. [`replan()`] finds the changes between two problems itself.
+//! changed blocks round the highest one where it is higher than all others. A block nobody named never moves, so the
+//! height can only follow the load as far as the gaps allow: the answer says how far it is above the bound, and
+//! [`Planner::plan`](crate::Planner::plan) on [`Replanner::snapshot`] is the way to a better one. [`replan()`] finds the
+//! changes between two problems itself.
 //!
 //! Words: a *slot* names a block for good, through all changes; the blocks of the first problem have their indices as
 //! slots. A block that has no bytes or never lives is *idle*: it conflicts with nothing.
