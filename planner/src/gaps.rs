@@ -114,7 +114,7 @@ impl Gaps {
         out.clear();
         let mut rest = &self.ranges[..];
         for &(from, to) in of {
-            rest = &rest[rest.partition_point(|range| range.1 <= from)..];
+            rest = beyond(rest, from);
             for &(free, end) in rest {
                 if free >= to {
                     break;
@@ -128,8 +128,18 @@ impl Gaps {
     }
 }
 
+/// Those of ascending ranges that end above a byte, looked for in ever larger steps: mostly it is not far to the first.
+fn beyond(ranges: &[Range], byte: u64) -> &[Range] {
+    let mut step = 1;
+    while ranges.get(step - 1).is_some_and(|range| range.1 <= byte) {
+        step *= 2;
+    }
+    let (from, to) = (step / 2, step.min(ranges.len()));
+    &ranges[from + ranges[from..to].partition_point(|range| range.1 <= byte)..]
+}
+
 /// Puts into `out` what the `held` ranges, which ascend by their begin and may overlap, leave of the ascending ranges
-/// `of`, pieces below `least` bytes left out.
+/// `of`, pieces below `least` bytes, at least one, left out. Ranges `(0, 0)`, which hold nothing, may be anywhere.
 pub(crate) fn without(of: &[Range], held: impl IntoIterator<Item = Range>, least: u64, out: &mut Vec<Range>) {
     out.clear();
     let mut held = held.into_iter().peekable();
@@ -140,7 +150,7 @@ pub(crate) fn without(of: &[Range], held: impl IntoIterator<Item = Range>, least
         while let Some(&(begin, end)) = held.peek()
             && begin < to
         {
-            if begin > free && begin - free >= least {
+            if begin.saturating_sub(free) >= least {
                 out.push((free, begin));
             }
             free = free.max(end);
