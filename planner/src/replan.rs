@@ -386,8 +386,8 @@ impl Replanner {
                 rest.push((slot, block));
             }
         }
-        // The largest first: what is put first finds the most gaps, and the small ones fit anywhere.
-        rest.sort_by_key(|(_, block)| Reverse((block.size, block.length())));
+        // The hardest first: what is put first finds the most gaps, and the small and short ones fit anywhere.
+        rest.sort_by_cached_key(|(_, block)| Reverse((demand(block), block.size)));
         let mut ceiling = floor;
         for &(slot, block) in &rest {
             let offset = self.best(&block, ceiling);
@@ -527,6 +527,12 @@ impl Replanner {
             _ => [Some((block.lower, block.upper)), None],
         }
     }
+}
+
+/// How hard it is to find a gap for a block. Size counts for more than time: of size, size times time and this, this
+/// left the lowest heights.
+fn demand(block: &Block) -> u128 {
+    u128::from(block.size) * u128::from(block.length().isqrt())
 }
 
 /// Whether a block conflicts with nothing.
