@@ -14,13 +14,15 @@ pub(crate) fn sort<T: Copy>(rows: &mut Vec<(u64, T)>) {
     }
     let differing = rows.iter().fold(0, |bits, row| bits | (row.0 ^ first.0));
     let mut other = vec![first; rows.len()];
+    // Not on the stack, of which an allocator's caller may have little.
+    let mut places = vec![0usize; 1 << DIGIT];
     for shift in (0..u64::BITS).step_by(DIGIT as usize) {
         let mask = (1 << DIGIT) - 1;
         if (differing >> shift) & mask == 0 {
             continue;
         }
         let digit = |row: &(u64, T)| ((row.0 >> shift) & mask) as usize;
-        let mut places = [0usize; 1 << DIGIT];
+        places.fill(0);
         rows.iter().for_each(|row| places[digit(row)] += 1);
         let mut sum = 0;
         for place in &mut places {

@@ -1,0 +1,449 @@
+//! Rhythm: the period of a program that does not mark its steps, found in the sequence of its allocations' sizes alone.
+//!
+//! A program that repeats a step asks for the same sizes in the same order, so every size equals the one a *period* of
+//! allocations before. Two things blur this: sizes that follow the data differ by a few percent from step to step, and
+//! an allocation more or less comes and goes. Where whole steps differ in size (sequences of other lengths), what remains
+//! is the *contour*: which allocation is larger than the one before it, which smaller, which alike.
+//!
+//! 1. **Candidates**: the contours of the newest [`WORD`] allocations and of some stretches before are looked for in all
+//!    that was seen, 32 of them in one machine word. A stretch that comes again says how long ago it was.
+//! 2. **Proof**: a candidate is compared allocation by allocation over a whole period, at least [`EVIDENCE`] and at
+//!    most [`LONG`] allocations. Most of the bytes must be asked for as a period before, and far more often than at other distances:
+//!    a program that asks for one size all the time agrees with itself at any distance, and has no rhythm.
+//! 3. **Choice**: the shortest period that is nearly as good as the best. Layers of a model, micro-batches of a step agree
+//!    with each other in part; the step they stand in agrees in all.
+//!
+//! Where a step begins within the period is for [`boundary`] to say, and [`next_boundary`] follows it through a sequence
+//! in which allocations come and go.
+//!
+//! A period that only the contour shows must be seen four times, because steps of two lengths may just have followed each
+//! other. One search costs O(n) for n allocations and a few comparisons for each candidate.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+/// Contours in a machine word.
+const WORD: usize = 32;
+/// Stretches of [`WORD`] contours that are looked for. One of them may hold what came out of the order.
+const STRETCHES: usize = 4;
+/// Contours that a stretch must have beside "alike": else any constant stretch is found everywhere.
+const TELLING: u32 = 4;
+/// Allocations compared at least: fewer agree by chance.
+pub const EVIDENCE: usize = 96;
+/// Of a longer period so many allocations are enough to tell.
+const LONG: usize = 1024;
+/// Candidates proved at most, the shortest first.
+const CANDIDATES: usize = 256;
+/// Sizes within one part in this many of each other are alike: sparse gradients vary by one in a hundred, the shapes of
+/// one model by far more.
+const ALIKE: u64 = 16;
+/// A rhythm must have lasted for one part in this many of all that was seen. What repeats within the first step, layers
+/// of a model, has not.
+const RECENT: usize = 4;
+/// Share of the bytes that must be asked for as a period before.
+const SHARE: f64 = 0.9;
+/// Share of the allocations whose contour must be that of a period before.
+const CONTOUR_SHARE: f64 = 0.85;
+/// What must remain of it when agreement by chance is taken off, as Cohen's kappa does.
+const KAPPA: f64 = 0.6;
+/// A longer period must agree so much more to be preferred.
+const BETTER: f64 = 0.02;
+/// Beyond this share a rhythm leaves nothing over: a shorter one must do so, too, or it is that of layers between which
+/// little else comes.
+const WHOLE: f64 = 0.995;
+/// Periods a contour must have agreed for where sizes do not.
+const CONTOUR_PERIODS: usize = 3;
+/// Distances, in parts of the period, at which agreement is by chance.
+const ELSEWHERE: [f64; 5] = [0.21, 0.37, 0.5, 0.63, 0.79];
+
+/// Allocations at a boundary by which it is found again, at most.
+pub const HEAD: usize = 16;
+/// So many of them may differ.
+const HEAD_DIFFERS: usize = 2;
+/// A boundary is looked for within one part in this many of a period around the place where it should be.
+const DRIFT: usize = 8;
+/// What is alive at a boundary may exceed the least by one part in this many of the difference to the most.
+const LITTLE: u64 = 64;
+
+/// A size is rare enough for a boundary when it comes at most this many times as often as the rarest.
+const RARE: usize = 2;
+
+/// What happened to a block of some bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// It came alive.
+    Allocate(u64),
+    /// It was freed.
+    Free(u64),
+}
+
+/// A period of a program.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rhythm {
+    /// Allocations in a period.
+    pub period: usize,
+    /// Steps in a period: 1, or more where steps of different sizes take turns. All have the same number of allocations.
+    pub steps: usize,
+    /// The share of the bytes that are asked for as a period before.
+    pub share: f64,
+}
+
+impl Rhythm {
+    /// The same with as many periods taken together as make at least so many allocations.
+    pub fn repeated(self, allocations: usize) -> Rhythm {
+        let times = allocations.div_ceil(self.period).max(1);
+        Rhythm { period: times * self.period, steps: times * self.steps, ..self }
+    }
+
+    /// Whether all of a sequence of allocations keeps to the rhythm, beyond the first period, to which nothing compares.
+    pub fn holds(&self, sizes: &[u64]) -> bool {
+        let Some(window) = sizes.len().checked_sub(self.period + 1).filter(|&window| window > 0) else {
+            return false;
+        };
+        if self.share >= SHARE {
+            is_rhythm(sizes, self.period, window)
+        } else {
+            is_contour(sizes, self.period, window)
+        }
+    }
+}
+
+/// Finds the period at the end of a sequence of allocations, by their sizes in bytes; `None` where there is none, or too
+/// little was seen.
+pub fn find(sizes: &[u64]) -> Option<Rhythm> {
+    let candidates = candidates(&contours(sizes));
+    let seen = sizes.len();
+    let window = |period: usize| period.clamp(EVIDENCE, LONG).max(seen / RECENT);
+    let candidates = candidates.into_iter().take_while(|&period| period + window(period) <= seen);
+    let proved = |&period: &usize| is_rhythm(sizes, period, window(period));
+    let mut periods: Vec<usize> = Vec::new();
+    // A multiple of what leaves nothing over is no other rhythm.
+    let mut whole: Option<usize> = None;
+    for period in candidates.clone() {
+        if whole.is_some_and(|whole| period.is_multiple_of(whole)) || !proved(&period) {
+            continue;
+        }
+        if whole.is_none() && bytes_alike(sizes, period, window(period)) >= WHOLE {
+            whole = Some(period);
+        }
+        periods.push(period);
+    }
+    let Some(&longest) = periods.last() else { return find_contour(sizes, candidates) };
+    // All of them over the same allocations: what repeats within a step agrees only as long as that lasts.
+    let window = window(longest);
+    let share = |period: usize| served(&sizes[seen - window - period..], period);
+    let best = periods.iter().map(|&period| share(period)).fold(0.0, f64::max);
+    let enough = if best >= WHOLE { WHOLE } else { best - BETTER };
+    let period = periods.iter().copied().find(|&period| share(period) >= enough)?;
+    let step = candidates.filter(|&step| step <= period && period.is_multiple_of(step)).find(|&step| {
+        step == period || (period + step < seen && is_contour(sizes, step, period.min(seen - step)))
+    })?;
+    Some(Rhythm { period, steps: period / step, share: share(period) })
+}
+
+/// [`find`] by contours alone.
+fn find_contour(sizes: &[u64], candidates: impl Iterator<Item = usize>) -> Option<Rhythm> {
+    let window = |period: usize| (CONTOUR_PERIODS * period).max(EVIDENCE).max(sizes.len() / 2);
+    let periods: Vec<usize> = candidates
+        .filter(|&period| period + window(period) < sizes.len() && is_contour(sizes, period, window(period)))
+        .collect();
+    let window = window(*periods.last()?);
+    let share = |period: usize| contours_alike(sizes, period, window);
+    let best = periods.iter().map(|&period| share(period)).fold(0.0, f64::max);
+    let period = periods.iter().copied().find(|&period| share(period) >= best - BETTER)?;
+    Some(Rhythm { period, steps: 1, share: bytes_alike(sizes, period, period) })
+}
+
+/// Where a step is best said to begin: the number of allocations, less than `period`, after which little is alive and
+/// the next allocation is of a size that is rare in the period and the same in all that was seen. `earlier` are the sizes
+/// allocated just before the changes. `None` where these are less than a period.
+pub fn boundary(earlier: &[u64], changes: &[Change], period: usize) -> Option<usize> {
+    let first = earlier.len();
+    let mut alive = 0i64;
+    let mut before = vec![0; first];
+    let mut sizes = earlier.to_vec();
+    for change in changes {
+        match *change {
+            Change::Allocate(bytes) => {
+                before.push(alive);
+                sizes.push(bytes);
+                alive += bytes as i64;
+            }
+            // What was alive before the first change comes out as less than nothing, which is no matter.
+            Change::Free(bytes) => alive -= bytes as i64,
+        }
+    }
+    let newest = sizes.len().checked_sub(period).filter(|&newest| newest >= first && period > 0)?;
+    let mut count: HashMap<u64, usize> = HashMap::new();
+    for &size in &sizes[newest..] {
+        *count.entry(size).or_default() += 1;
+    }
+    let least = before[newest..].iter().min()?;
+    let most = before[newest..].iter().max()?;
+    let little = least + (most - least) / LITTLE as i64;
+    let steady = |at: usize| (at % period..at).step_by(period).all(|earlier| sizes[earlier] == sizes[at]);
+    // Steady sizes at a low, then steady ones anywhere, then whatever there is.
+    let places = [
+        (newest..sizes.len()).filter(|&at| steady(at) && before[at] <= little).collect::<Vec<_>>(),
+        (newest..sizes.len()).filter(|&at| steady(at)).collect(),
+        (newest..sizes.len()).collect(),
+    ];
+    let places = places.into_iter().find(|places| !places.is_empty())?;
+    let rarest = places.iter().map(|&at| count[&sizes[at]]).min()?;
+    // The first of them, so that the first whole step is complete soon.
+    let rare = places.into_iter().filter(|&at| count[&sizes[at]] <= RARE * rarest);
+    rare.map(|at| (at - first) % period).min()
+}
+
+/// The boundary after the one at `at`: where the sizes that follow are alike, a period later or nearly; exactly a period
+/// later where there is no such place. `None` where too little was seen to tell.
+pub fn next_boundary(sizes: &[u64], at: usize, period: usize) -> Option<usize> {
+    let head = &sizes[at..sizes.len().min(at + HEAD.min(period))];
+    let differs = |next: usize| {
+        let other = sizes.get(next..next + head.len())?;
+        Some(head.iter().zip(other).filter(|&(&a, &b)| !alike(a, b)).count())
+    };
+    let nominal = at + period;
+    differs(nominal)?;
+    let near = (0..=period / DRIFT).flat_map(|drift| [nominal + drift, nominal - drift]);
+    let found = near
+        .clone()
+        .find(|&next| differs(next).is_some_and(|count| count <= HEAD_DIFFERS.min(head.len() / 4)));
+    Some(found.unwrap_or(nominal))
+}
+
+/// How a size compares with the one before it.
+fn contour(before: u64, size: u64) -> Ordering {
+    if alike(before, size) { Ordering::Equal } else { size.cmp(&before) }
+}
+
+/// Whether two sizes differ by so little that they may stand for each other.
+pub(crate) fn alike(a: u64, b: u64) -> bool {
+    a.abs_diff(b) <= a.max(b) / ALIKE
+}
+
+/// The contours up to each allocation, the newest 32 of them in two bits each.
+fn contours(sizes: &[u64]) -> Vec<u64> {
+    let mut word = 0;
+    let steps = sizes.windows(2).map(|pair| {
+        let bits = match contour(pair[0], pair[1]) {
+            Ordering::Equal => 0,
+            Ordering::Less => 1,
+            Ordering::Greater => 2,
+        };
+        word = word << 2 | bits;
+        word
+    });
+    steps.collect()
+}
+
+/// Distances at which a stretch at the end comes again, ascending.
+fn candidates(contours: &[u64]) -> Vec<usize> {
+    let mut found = Vec::new();
+    let mut end = contours.len();
+    for _ in 0..STRETCHES {
+        // The newest stretch that tells something.
+        while end > WORD && contours[end - 1].count_ones() < TELLING {
+            end -= 1;
+        }
+        if end <= WORD {
+            break;
+        }
+        let word = contours[end - 1];
+        let again = contours[WORD - 1..end - 1].iter().rev().enumerate();
+        found.extend(
+            again.filter(|&(_, &other)| other == word).map(|(distance, _)| distance + 1).take(CANDIDATES),
+        );
+        end -= WORD;
+    }
+    found.sort_unstable();
+    found.dedup();
+    found.truncate(CANDIDATES);
+    found
+}
+
+/// The share of the bytes in the newest `window` allocations that were asked for `distance` allocations before as well.
+fn bytes_alike(sizes: &[u64], distance: usize, window: usize) -> f64 {
+    let now = &sizes[sizes.len() - window..];
+    let before = &sizes[sizes.len() - window - distance..];
+    let (mut all, mut same) = (0u64, 0u64);
+    for (&size, &earlier) in now.iter().zip(before) {
+        all += size;
+        same += if alike(size, earlier) { size } else { 0 };
+    }
+    same as f64 / all.max(1) as f64
+}
+
+/// The share of the bytes for which the step before had a block of the same size, in whatever order, where steps begin
+/// every `period` allocations or nearly so.
+fn served(sizes: &[u64], period: usize) -> f64 {
+    let (mut at, mut before): (usize, Vec<u64>) = (0, Vec::new());
+    let (mut all, mut same) = (0, 0);
+    while let Some(next) = next_boundary(sizes, at, period) {
+        let mut step = sizes[at..next].to_vec();
+        step.sort_unstable();
+        if at > 0 {
+            let mut left = before.iter().copied().peekable();
+            for &size in &step {
+                all += size;
+                while left.next_if(|&other| other < size && !alike(other, size)).is_some() {}
+                same += left.next_if(|&other| alike(other, size)).map_or(0, |_| size);
+            }
+        }
+        (at, before) = (next, step);
+    }
+    if all == 0 { bytes_alike(sizes, period, sizes.len() - period) } else { same as f64 / all as f64 }
+}
+
+/// Whether the sizes of a window are those of a period before.
+fn is_rhythm(sizes: &[u64], period: usize, window: usize) -> bool {
+    let agrees =
+        |distance, window| agreement(sizes, distance, window, |now, before| alike(sizes[now], sizes[before]));
+    // Most candidates fail at once.
+    agrees(period, window.min(EVIDENCE / 2)) >= SHARE / 2.0
+        && agrees(period, window) >= SHARE
+        && bytes_alike(sizes, period, window) >= SHARE
+        && beyond_chance(period, window, agrees)
+}
+
+/// Whether the contour of a window is that of a period before.
+fn is_contour(sizes: &[u64], period: usize, window: usize) -> bool {
+    let agrees = |distance, window| contours_alike(sizes, distance, window);
+    agrees(period, window) >= CONTOUR_SHARE && beyond_chance(period, window, agrees)
+}
+
+/// The share of the newest `window` allocations whose contour is that of `distance` allocations before.
+fn contours_alike(sizes: &[u64], distance: usize, window: usize) -> f64 {
+    agreement(sizes, distance, window, |now, before| {
+        contour(sizes[now - 1], sizes[now]) == contour(sizes[before - 1], sizes[before])
+    })
+}
+
+/// The share of the newest `window` allocations that are `same` as those `distance` before.
+fn agreement(sizes: &[u64], distance: usize, window: usize, same: impl Fn(usize, usize) -> bool) -> f64 {
+    let newest = sizes.len() - window..sizes.len();
+    newest.filter(|&now| same(now, now - distance)).count() as f64 / window as f64
+}
+
+/// Whether a period agrees far more than distances within it do.
+fn beyond_chance(period: usize, window: usize, agrees: impl Fn(usize, usize) -> f64) -> bool {
+    // Shorter distances than the period, so that they lie within what was seen.
+    let within = ELSEWHERE.map(|part| ((part * period as f64) as usize).max(1));
+    let elsewhere = within.iter().filter(|&&distance| distance < period);
+    let (count, sum) =
+        elsewhere.fold((0, 0.0), |(count, sum), &distance| (count + 1, sum + agrees(distance, window)));
+    if count == 0 {
+        return false;
+    }
+    let chance = sum / f64::from(count);
+    agrees(period, window) - chance >= KAPPA * (1.0 - chance) && chance < 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that repeat after a long time only.
+    fn noise(seed: u64) -> impl FnMut() -> u64 {
+        let mut state = seed;
+        move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 33
+        }
+    }
+
+    /// A step: layers that are alike, between a beginning and an end of their own.
+    fn step(layers: usize, unit: u64) -> Vec<u64> {
+        let layer = [3, 9, 4, 4, 16, 16, 5, 9, 3].map(|size| size * unit);
+        let mut sizes = vec![64 * unit, 7 * unit];
+        sizes.extend(layer.repeat(layers));
+        sizes.extend([31 * unit, 80 * unit, 31 * unit]);
+        sizes
+    }
+
+    fn warm_up(sizes: usize) -> Vec<u64> {
+        let mut next = noise(1);
+        (0..sizes).map(|_| 32_768 + next() % 200_000).collect()
+    }
+
+    #[test]
+    fn the_step_is_found_after_a_warm_up_and_not_its_layers() {
+        for layers in [2, 6, 20] {
+            let mut sizes = warm_up(100);
+            let one = step(layers, 10_000);
+            for _ in 0..8 {
+                sizes.extend(&one);
+            }
+            let found = find(&sizes).expect("a rhythm");
+            assert_eq!((found.period, found.steps), (one.len(), 1), "{layers} layers");
+            assert!(found.share > 0.99 && found.holds(&sizes[100..]));
+        }
+    }
+
+    #[test]
+    fn sizes_a_percent_off_and_an_odd_allocation_do_not_hide_it() {
+        let (mut sizes, mut next) = (warm_up(50), noise(2));
+        let one = step(5, 10_000);
+        for turn in 0..10 {
+            sizes.extend(one.iter().map(|size| size + size * (next() % 20) / 1000));
+            if turn == 3 {
+                sizes.insert(sizes.len() - 20, 123_456);
+            }
+        }
+        assert_eq!(find(&sizes).expect("a rhythm").period, one.len());
+    }
+
+    #[test]
+    fn steps_of_several_sizes_in_turn_are_one_period_of_several_steps() {
+        let sizes: Vec<u64> = (0..6)
+            .flat_map(|_| [10_000, 14_000, 20_000].into_iter().flat_map(|unit| step(6, unit)))
+            .collect();
+        let found = find(&sizes).expect("a rhythm");
+        assert_eq!((found.period, found.steps), (3 * step(6, 1).len(), 3));
+        // Before they come again, their contour shows a step.
+        let all_different: Vec<u64> = (0..9).flat_map(|turn| step(6, 10_000 + 3_000 * turn)).collect();
+        let found = find(&all_different).expect("a contour");
+        assert_eq!((found.period, found.steps), (step(6, 1).len(), 1));
+        assert!(found.share < 0.9 && found.holds(&all_different));
+    }
+
+    #[test]
+    fn no_rhythm_is_found_where_there_is_none() {
+        let mostly_one: Vec<u64> =
+            warm_up(4000).iter().map(|&size| if size % 10 == 0 { size } else { 65_536 }).collect();
+        for sizes in [vec![], vec![65_536; 5000], warm_up(5000), mostly_one, step(3, 9_000)] {
+            for seen in (0..sizes.len()).step_by(97) {
+                assert_eq!(find(&sizes[..seen]), None, "{seen} of {}", sizes.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_step_begins_where_little_is_alive() {
+        let one = step(3, 10_000);
+        let sizes: Vec<u64> = one.repeat(3);
+        let mut changes = Vec::new();
+        // All blocks of a step live until the allocation after next of the following step.
+        for (at, &size) in sizes.iter().enumerate() {
+            if at % one.len() == 2 {
+                changes.extend(one.iter().map(|&size| Change::Free(size)));
+            }
+            changes.push(Change::Allocate(size));
+        }
+        let begins = boundary(&[], &changes, one.len()).expect("two periods");
+        // The first rare size after the frees.
+        assert!((2..=4).contains(&begins), "{begins}");
+        assert_eq!(boundary(&[], &changes[..10], one.len()), None);
+    }
+
+    #[test]
+    fn a_boundary_is_followed_past_allocations_that_come_and_go() {
+        let one = step(8, 10_000);
+        let mut sizes = one.repeat(3);
+        sizes.insert(one.len() / 2, 123_456);
+        sizes.remove(one.len() + 40);
+        assert_eq!(next_boundary(&sizes, 0, one.len()), Some(one.len() + 1));
+        assert_eq!(next_boundary(&sizes, one.len() + 1, one.len()), Some(2 * one.len()));
+        assert_eq!(next_boundary(&sizes, 2 * one.len(), one.len()), None, "its head was not seen");
+    }
+}
