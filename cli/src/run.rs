@@ -24,8 +24,8 @@ use library::{Library, LibraryError};
 /// What `stepalloc run` takes.
 #[derive(clap::Args)]
 #[command(
-    after_help = "A program marks its steps by calling stepalloc_step(), which the library exports. Settings are taken from the
-environment: START_STATISTIC_STEP, STABLE_STATISTIC_STEP, MAX_STATISTIC_STEP, ENABLE_MEMORY_OPTIMIZATION, STEPALLOC_*.
+    after_help = "The program's steps are found by the rhythm of its allocations, or marked by it with stepalloc_step(), which the
+library exports. Settings are taken from the environment: START_STATISTIC_STEP, STABLE_STATISTIC_STEP, MAX_STATISTIC_STEP, ENABLE_MEMORY_OPTIMIZATION, STEPALLOC_*.
 The library is looked for in STEPALLOC_LIBRARY (its path), beside this command, and in ../lib.
 
 Exit status: the program's own; 126 it cannot be executed, 127 it was not found, 2 wrong arguments (nothing was run), or the
@@ -223,6 +223,8 @@ fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) 
         "program": name,
         "backend": backend.unwrap_or_else(|| Backend::Glibc.name().to_owned()),
         "phase": "waiting",
+        "marked": false,
+        "period_allocations": null,
         "steps": 0,
         "planned_at_step": null,
         "plans": 0,
@@ -255,7 +257,9 @@ fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) 
 /// One line about the process that made most steps; nothing where none made any.
 fn summary(processes: &[Value]) -> Option<String> {
     let steps = |process: &Value| process["steps"].as_u64().unwrap_or(0);
-    let most = processes.iter().max_by_key(|process| steps(process)).filter(|process| steps(process) > 0)?;
+    let told =
+        |process: &&Value| steps(process) > 0 || process["marked"] == false && process.get("ended").is_none();
+    let most = processes.iter().filter(told).max_by_key(|process| steps(process))?;
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let path = most["program"].as_str().unwrap_or("the program");
     let name = path.rsplit('/').next().unwrap_or(path);
@@ -265,14 +269,22 @@ fn summary(processes: &[Value]) -> Option<String> {
             let last = &most["last_steps"];
             let missed = number(&last["fallback_bytes"]) as f64;
             let all = missed + number(&last["planned_bytes"]) as f64;
+            let begin = match most["period_allocations"].as_u64() {
+                Some(period) => format!("steps of {period} allocations found and planned"),
+                None => format!("planned from step {step}"),
+            };
             format!(
-                "{name}: planned from step {step}, arena {} ({:.3} x lower bound), {} faults a step, {:.1} % of the bytes from the arena",
+                "{name}: {begin}, arena {} ({:.3} x lower bound), {} faults a step, {:.1} % of the bytes from the arena",
                 size::show(arena),
                 if bound == 0 { 1.0 } else { arena as f64 / bound as f64 },
                 last["minor_faults_median"].as_f64().unwrap_or(0.0),
                 if all == 0.0 { 100.0 } else { 100.0 * (1.0 - missed / all) },
             )
         }
+        _ if most["marked"] == false => format!(
+            "{name}: not planned: no rhythm was found in its allocations; {} served it",
+            most["backend"].as_str().unwrap_or("the backend"),
+        ),
         (phase, _) => format!(
             "{name}: not planned: still {} after {} steps; START_STATISTIC_STEP and STABLE_STATISTIC_STEP say when to begin and end collecting",
             phase.unwrap_or("waiting"),
@@ -311,6 +323,26 @@ mod tests {
     fn nothing_is_summed_up_where_no_steps_were_made() {
         assert_eq!(summary(&[]), None);
         assert_eq!(summary(&[without_steps(5, "true", None, &KILLED)]), None);
+    }
+
+    #[test]
+    fn the_summary_says_whether_there_is_a_rhythm() {
+        let without = json!({"program": "/bin/tar", "phase": "waiting", "marked": false, "steps": 0, "backend": "glibc"});
+        let summed_up = summary(&[without]);
+        assert_eq!(
+            summed_up.as_deref(),
+            Some("tar: not planned: no rhythm was found in its allocations; glibc served it")
+        );
+        let found = json!({
+            "program": "/bin/a", "phase": "planned", "marked": false, "steps": 40, "planned_at_step": 0,
+            "period_allocations": 45, "arena_bytes": 2048, "lower_bound_bytes": 2048,
+            "last_steps": {"minor_faults_median": 0, "planned_bytes": 100, "fallback_bytes": 0},
+        });
+        let summed_up = summary(&[found]).expect("a line");
+        assert!(
+            summed_up.starts_with("a: steps of 45 allocations found and planned, arena 2.0 KiB"),
+            "{summed_up}"
+        );
     }
 
     #[test]

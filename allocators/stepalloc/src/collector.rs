@@ -5,38 +5,61 @@
 
 use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
 use crate::cells::Cut;
+use crate::found::Start;
 use crate::matcher::{Class, ClassSlots};
 use crate::recorder::{self, Recorder};
 use crate::settings::Settings;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Duration;
-use stepalloc_planner::{Block, Effort, Event, Plan, Planner, Problem, StepProblem, Steps};
+use stepalloc_planner::{Block, Effort, Event, Families, Plan, Planner, Problem, StepProblem, Steps};
 
-/// What a lower plan is worth: while it is looked for, the backend serves. No recorded step takes as long.
-const TIME_LIMIT: Duration = Duration::from_secs(1);
+/// What a lower plan is worth: while it is looked for, the backend serves. Nearly all recorded steps take far less.
+const TIME_LIMIT: Duration = Duration::from_millis(250);
 
 /// The share of the load that rounding sizes up to a granule may add: one part in this many. Below what users notice;
 /// smaller granules make gaps and the table of blocks dearer.
 const ROUNDING_SHARE: u64 = 128;
 
+/// Steps of a rhythm that are merged: the first shows what a step asks for, the second what lives on into it.
+const FOUND_STEPS: u32 = 2;
+
 /// What collecting has learned so far.
 pub(crate) struct Collector {
     steps: Steps,
-    /// Handle of the block that lives at an address.
-    live: HashMap<usize, u32, BuildHasherDefault<AddressHasher>>,
+    /// Sizes that follow the data.
+    families: Families,
+    /// Sizes of the last step's allocations.
+    last: Vec<u64>,
+    translator: Translator,
     /// Events of the step at hand, kept from step to step for their room.
     events: Vec<Event>,
+    collected: u64,
+    stable: u64,
+}
+
+/// Turns addresses into handles of blocks.
+#[derive(Default)]
+pub(crate) struct Translator {
+    /// Handle and bytes of the block that lives at an address.
+    live: HashMap<usize, (u32, u64), BuildHasherDefault<AddressHasher>>,
     next_block: u32,
     /// Address and handle of the block freed last.
     freed: (usize, u32),
-    collected: u64,
-    stable: u64,
+}
+
+/// What is to be planned.
+pub(crate) struct Needs {
+    pub(crate) step: StepProblem,
+    /// Smallest and largest size of each family.
+    pub(crate) families: Vec<(u64, u64)>,
 }
 
 /// A plan in the words of the matcher and the arena.
 pub(crate) struct Proposal {
     pub(crate) classes: Vec<ClassSlots>,
+    /// Smallest and largest size of each family, whose class is that of the largest.
+    pub(crate) families: Vec<(u64, u64)>,
     /// The arena cut at the slots' edges.
     pub(crate) cut: Cut,
     /// log2 of the granule's bytes.
@@ -49,71 +72,130 @@ pub(crate) struct Proposal {
     pub(crate) optimal: bool,
     /// Blocks planned.
     pub(crate) blocks: u64,
+    /// How steps are known to begin, where they were found.
+    pub(crate) found: Option<Start>,
 }
 
 impl Collector {
     pub(crate) fn new() -> Self {
         Self {
             steps: Steps::new(),
-            live: HashMap::default(),
+            families: Families::default(),
+            last: Vec::new(),
+            translator: Translator::default(),
             events: Vec::new(),
-            next_block: 0,
-            freed: (0, 0),
             collected: 0,
             stable: 0,
         }
     }
 
-    /// Takes in the step whose last event has index `end - 1`; `true` when collecting is over by DeepRec's
-    /// thresholds: more than STABLE steps in a row changed nothing, or more than MAX were collected.
+    /// Takes in the marked step whose last event has index `end - 1`; `true` when collecting is over.
     pub(crate) fn step(&mut self, recorder: &Recorder, end: u64, settings: &Settings) -> bool {
-        self.events.clear();
-        let whole = recorder.read(end, |event| self.take(event));
+        let mut events = core::mem::take(&mut self.events);
+        let whole = recorder.read(end, |event| {
+            self.translator.take(event, &mut events);
+        });
         if !whole {
             // What was lost may have freed or allocated anything: begin the needs again.
-            *self = Self { collected: self.collected, next_block: self.next_block, ..Self::new() };
+            let translator = core::mem::take(&mut self.translator);
+            *self = Self { collected: self.collected, ..Self::new() };
+            self.translator.next_block = translator.next_block;
         }
-        let changed = self.steps.step(self.events.drain(..));
-        self.collected += 1;
-        self.stable = if changed || !whole { 0 } else { self.stable + 1 };
-        self.stable > settings.stable_steps || self.collected > settings.max_steps
+        let done = self.merge(&mut events, whole, settings.stable(true), settings.max_steps);
+        events.clear();
+        self.events = events;
+        done
     }
 
-    /// Translates one event: addresses become handles.
-    fn take(&mut self, event: recorder::Event) {
+    /// Merges the events of a step; `true` when collecting is over by DeepRec's thresholds: more than STABLE steps in a
+    /// row changed nothing, or more than MAX were collected. Without STABLE two steps are enough.
+    pub(crate) fn merge(
+        &mut self,
+        events: &mut [Event],
+        whole: bool,
+        stable_steps: Option<u64>,
+        max_steps: u64,
+    ) -> bool {
+        let size = |event: &Event| match *event {
+            Event::Allocate { size, .. } => Some(size),
+            Event::Free { .. } => None,
+        };
+        let mut sizes = core::mem::take(&mut self.last);
+        let count = sizes.len();
+        sizes.extend(events.iter().filter_map(size));
+        // Only steps of as many allocations are sure to stand for each other one by one.
+        if sizes.len() == 2 * count {
+            self.learn(&sizes, count);
+        }
+        sizes.drain(..count);
+        self.last = sizes;
+        for event in events.iter_mut() {
+            if let Event::Allocate { size, .. } = event {
+                *size = self.families.slot(*size);
+            }
+        }
+        let changed = self.steps.step(events.iter().copied());
+        self.collected += 1;
+        self.stable = if changed || !whole { 0 } else { self.stable + 1 };
+        let enough = stable_steps.map_or(self.steps.seen() >= FOUND_STEPS, |steps| self.stable > steps);
+        enough || self.collected > max_steps
+    }
+
+    /// Learns which sizes stand for those a period before. Where that is news, the needs begin again: their blocks had
+    /// other names.
+    pub(crate) fn learn(&mut self, sizes: &[u64], period: usize) {
+        if self.families.learn(sizes, period) {
+            self.steps = Steps::new();
+        }
+    }
+
+    /// The class of a request, or of its family.
+    pub(crate) fn class(&self, class: Class) -> Class {
+        class.with_bytes(self.families.slot(class.bytes()))
+    }
+
+    /// What is to be planned.
+    pub(crate) fn needs(&self) -> Needs {
+        Needs {
+            step: self.steps.problem(),
+            families: self.families.iter().map(|family| (family.smallest, family.largest)).collect(),
+        }
+    }
+}
+
+impl Translator {
+    /// Appends an event to others; returns the bytes that it frees, as far as they are known.
+    pub(crate) fn take(&mut self, event: recorder::Event, events: &mut Vec<Event>) -> u64 {
         let (address, class, from) = match event {
             recorder::Event::Allocate { address, class } => (address, class, None),
             recorder::Event::Move { address, class, from } => (address, class, Some(from)),
-            recorder::Event::Free { address } => {
-                if let Some(block) = self.live.remove(&address) {
-                    self.freed = (address, block);
-                    self.events.push(Event::Free { block });
-                }
-                return;
+            recorder::Event::Free { address, bytes } => {
+                let Some((block, bytes)) = self.live.remove(&address) else { return bytes as u64 };
+                self.freed = (address, block);
+                events.push(Event::Free { block });
+                return bytes;
             }
         };
         // Other threads may have logged between the free and the allocation of one realloc. Then the two blocks are
         // not known to overlap, and the slots may prove busy once; the arena bears that.
-        let freed_just_now = self.events.last() == Some(&Event::Free { block: self.freed.1 });
+        let freed_just_now = events.last() == Some(&Event::Free { block: self.freed.1 });
         let moved_from = (from == Some(self.freed.0) && freed_just_now).then_some(self.freed.1);
         let block = self.next_block;
         self.next_block = block.wrapping_add(1);
-        if let Some(lost) = self.live.insert(address, block) {
+        let lost = self.live.insert(address, (block, class.bytes()));
+        if let Some((lost, _)) = lost {
             // Its free was not seen: a library found another free than ours.
-            self.events.push(Event::Free { block: lost });
+            events.push(Event::Free { block: lost });
         }
-        self.events.push(Event::Allocate { block, size: class.bytes(), align: class.align(), moved_from });
-    }
-
-    /// The problem to plan.
-    pub(crate) fn problem(&self) -> StepProblem {
-        self.steps.problem()
+        events.push(Event::Allocate { block, size: class.bytes(), align: class.align(), moved_from });
+        lost.map_or(0, |(_, bytes)| bytes)
     }
 }
 
 impl Proposal {
     /// Plans a step. `shift` fixes the granule where the arena is open already.
-    pub(crate) fn of(step: &StepProblem, effort: Effort, shift: Option<u32>) -> Option<Self> {
+    pub(crate) fn of(needs: &Needs, effort: Effort, shift: Option<u32>) -> Option<Self> {
+        let step = &needs.step;
         let lower_bound = step.problem.load().max;
         let shift = shift.unwrap_or_else(|| granule_shift(&step.problem, lower_bound));
         let rounded = rounded(&step.problem, shift);
@@ -123,11 +205,13 @@ impl Proposal {
         Some(Self {
             cut: cut(&classes, shift, granules),
             classes,
+            families: needs.families.clone(),
             shift,
             granules,
             lower_bound,
             optimal: plan.optimal(),
             blocks: step.problem.blocks.len() as u64,
+            found: None,
         })
     }
 

@@ -32,11 +32,18 @@
 //! free(p)      in the arena: release;            else backend
 //! ```
 //!
+//! # Steps
+//!
+//! A program marks its steps ([`step`], [`boundary`]), or does not: then the period of its planned-size allocations is
+//! found from their sizes alone, and a step begins where the least is alive. Marks, once given, are all that counts. Where
+//! sizes follow the data and differ by some percent from step to step, a block is known by its family of sizes, and its
+//! slot is as large as the family's largest.
+//!
 //! # Phases
 //!
-//! *Waiting* counts steps until `START_STATISTIC_STEP`. *Collecting* records blocks of `STEPALLOC_MIN_BYTES` and more,
+//! *Waiting* counts steps until `START_STATISTIC_STEP`, or listens until there is a rhythm. *Collecting* records blocks of `STEPALLOC_MIN_BYTES` and more,
 //! until more than `STABLE_STATISTIC_STEP` steps in a row changed nothing in what the plan needs, or more than
-//! `MAX_STATISTIC_STEP` were seen. *Planned* serves; when less than nine tenths of the bytes find their slot for
+//! `MAX_STATISTIC_STEP` were seen; of steps that were found two are enough. *Planned* serves; when less than nine tenths of the bytes find their slot for
 //! several steps, the needs are collected again while the old plan serves. All [`Settings`] come from the environment.
 //!
 //! # What holds whatever the program does
@@ -56,7 +63,7 @@
 //!
 //! # Layout
 //!
-//! `step` boundaries -> `phase` the engine -> `recorder` the log -> `collector` needs and plan (by stepalloc-planner) ->
+//! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and plan (by stepalloc-planner) ->
 //! `matcher` which slot -> `arena` is it free, by `cells` and `granules`; `alloc` and [`route`] the way of a request; [`backend`] what is
 //! underneath; [`os`] every system call.
 
@@ -65,7 +72,9 @@ mod arena;
 pub mod backend;
 mod cells;
 mod collector;
+mod found;
 mod granules;
+mod listener;
 mod lock;
 mod matcher;
 pub mod os;

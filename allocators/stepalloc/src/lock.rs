@@ -1,8 +1,40 @@
 //! A lock that spins, and that a forked child finds free: it knows which process its holder belongs to. (A handler of
 //! fork could free it too, but one that is registered while another thread forks does not run.)
+//!
+//! A child that shares its parent's memory (vfork) has an id of its own as well, but must take no lock from a parent that
+//! goes on with it; it gets none. The two are told apart by a page that the kernel clears in children with a memory of
+//! their own (MADV_WIPEONFORK).
 
 use crate::os;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+
+/// Where the process stands whose memory this is: 0 in a forked child that has not looked yet. Null before
+/// [`tell_children_apart`], and where the kernel cannot clear it.
+static OWNER: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+
+/// From now on children are told apart by whether their memory is their own.
+pub(crate) fn tell_children_apart() {
+    if let Some(page) = os::map_wiped_on_fork().filter(|_| OWNER.load(Relaxed).is_null()) {
+        OWNER.store(page.cast(), Release);
+        is_own(os::pid());
+    }
+}
+
+/// Whether the memory is this process's own.
+fn is_own(process: u32) -> bool {
+    // SAFETY: null, or a page that is never unmapped.
+    let Some(owner) = (unsafe { OWNER.load(Acquire).as_ref() }) else { return true };
+    match owner.compare_exchange(0, process, Relaxed, Relaxed) {
+        Ok(_) => true,
+        Err(owner) => owner == process,
+    }
+}
+
+/// Called in a forked child: its memory is its own.
+pub(crate) fn own() {
+    is_own(os::pid());
+}
 
 pub(crate) struct Lock {
     /// The process id; 0 while nobody holds the lock.
@@ -15,9 +47,12 @@ impl Lock {
     }
 
     /// Runs `body` with the lock held, and tells it whether the lock was left by a thread that the fork did not copy;
-    /// `None` if that many attempts were in vain, or when `attempts` is `None`, never.
+    /// `None` if that many attempts were in vain, and in a process that shares another one's memory.
     pub(crate) fn with<R>(&self, attempts: Option<u32>, body: impl FnOnce(bool) -> R) -> Option<R> {
         let process = os::pid();
+        if !is_own(process) {
+            return None;
+        }
         let mut tried = 0;
         let mut torn = false;
         while let Err(holder) = self.holder.compare_exchange(0, process, Acquire, Relaxed) {

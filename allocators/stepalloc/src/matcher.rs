@@ -59,6 +59,11 @@ impl Class {
         bytes.wrapping_add(SIZE_STEP - 1) & !(SIZE_STEP - 1)
     }
 
+    /// The class of as much aligned blocks of so many bytes, which are whole cache lines.
+    pub(crate) fn with_bytes(self, bytes: u64) -> Self {
+        Self(bytes | self.0 & (SIZE_STEP as u64 - 1))
+    }
+
     /// The class as a number, never 0.
     pub(crate) fn to_bits(self) -> u64 {
         self.0
@@ -100,6 +105,16 @@ impl ClassSlots {
     }
 }
 
+/// What a plan says to the matcher.
+#[derive(Clone, Copy)]
+pub(crate) struct Tables<'a> {
+    pub(crate) classes: &'a [ClassSlots],
+    /// Smallest and largest size of each family, disjoint and ascending; its class is that of the largest.
+    pub(crate) families: &'a [(u64, u64)],
+    /// How steps are known that nobody marks.
+    pub(crate) begin: Option<Begin>,
+}
+
 /// How a request was answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Match {
@@ -111,7 +126,22 @@ pub(crate) enum Match {
     Busy,
     /// The plan does not know the class.
     Unknown,
+    /// The step is over: this request begins the next one, see [`Begin`].
+    Over,
 }
+
+/// How a step is known to begin that nobody marks: all its allocations of this class were counted, and most of the
+/// others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Begin {
+    /// The class of a step's first allocation.
+    pub(crate) class: Class,
+    /// Allocations in a step.
+    pub(crate) allocations: u32,
+}
+
+/// A step may lack one part in this many of its allocations and still be over.
+const LACKING: u64 = 8;
 
 /// The answer of [`Matcher::claim_quickly`].
 #[derive(PartialEq, Eq, Debug)]
@@ -140,7 +170,7 @@ pub(crate) struct Matcher {
     current: AtomicPtr<Table>,
 }
 
-/// In one mapping: the slots; this header; the classes. The slots of a class are found by an address, which is read before
+/// In one mapping: the slots; this header; the classes; the families. The slots of a class are found by an address, which is read before
 /// their number.
 #[repr(C, align(64))]
 struct Table {
@@ -148,6 +178,12 @@ struct Table {
     class_mask: AtomicUsize,
     /// What classes are multiplied by to find their places.
     multiplier: AtomicU64,
+    /// The class of [`Begin`]; 0 where steps are marked.
+    begin: AtomicU64,
+    /// Allocations whose count says that a step is over.
+    enough: AtomicU64,
+    /// Number of families.
+    families: AtomicUsize,
     /// Bytes of the slots. Not read once the plan was replaced, nor is the next.
     slot_bytes: usize,
     /// Bytes of the mapping.
@@ -166,6 +202,13 @@ struct ClassEntry {
     counter: AtomicU32,
 }
 
+/// A family of sizes, whose largest names its class.
+#[repr(C)]
+struct FamilyEntry {
+    smallest: AtomicU64,
+    largest: AtomicU64,
+}
+
 /// What is looked at before there is a plan: one empty class.
 #[repr(C)]
 struct NoTable {
@@ -174,7 +217,15 @@ struct NoTable {
 }
 
 static NO_TABLE: NoTable = NoTable {
-    header: Table { class_mask: AtomicUsize::new(0), multiplier: AtomicU64::new(0), slot_bytes: 0, bytes: 0 },
+    header: Table {
+        class_mask: AtomicUsize::new(0),
+        multiplier: AtomicU64::new(0),
+        begin: AtomicU64::new(0),
+        enough: AtomicU64::new(0),
+        families: AtomicUsize::new(0),
+        slot_bytes: 0,
+        bytes: 0,
+    },
     class: ClassEntry {
         class: AtomicU64::new(0),
         slots: AtomicPtr::new(ptr::null_mut()),
@@ -224,7 +275,7 @@ impl Matcher {
     /// Looks up a request, counts it in its class and claims a slot for it.
     pub(crate) fn claim(&self, arena: &Arena, class: Class) -> Match {
         let table = self.table();
-        let Some(entry) = table.find(class) else { return Match::Unknown };
+        let Some(entry) = table.find_or_family(class) else { return Match::Unknown };
         table.claim(arena, class, entry, entry.counter.fetch_add(1, Relaxed))
     }
 
@@ -240,10 +291,10 @@ impl Matcher {
     ///
     /// # Safety
     /// The cut is that of the classes' runs, and the arena was made usable up to its end.
-    pub(crate) unsafe fn install(&self, arena: &Arena, classes: &[ClassSlots], cut: &Cut) -> bool {
-        let Some(table) = Table::map(classes) else { return false };
+    pub(crate) unsafe fn install(&self, arena: &Arena, tables: Tables<'_>, cut: &Cut) -> bool {
+        let Some(table) = Table::map(tables) else { return false };
         // SAFETY: a mapping made just now, which stays unless it is undone below.
-        let Some(cells) = (unsafe { &*table }).cells(arena.shift(), classes, cut) else {
+        let Some(cells) = (unsafe { &*table }).cells(arena.shift(), tables.classes, cut) else {
             // SAFETY: nobody was told of it.
             unsafe { Table::unmap(table) };
             return false;
@@ -262,6 +313,33 @@ impl Matcher {
             unsafe { os::discard(old.byte_sub((*old).slot_bytes).cast(), (*old).bytes) };
         }
         true
+    }
+
+    /// Steps are marked from now on.
+    pub(crate) fn ignore_begin(&self) {
+        let table = self.current.load(Acquire);
+        if !ptr::eq(table, &raw const NO_TABLE.header) {
+            self.table().begin.store(0, Relaxed);
+        }
+    }
+
+    /// Whether the plan has slots for requests of a class.
+    pub(crate) fn knows(&self, class: Class) -> bool {
+        self.table().find_or_family(class).is_some()
+    }
+
+    /// Counts an allocation of the running step that was made before the plan was in force.
+    pub(crate) fn count(&self, class: Class) {
+        if let Some(entry) = self.table().find_or_family(class) {
+            entry.counter.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Takes back that an allocation was counted: it is the next step's.
+    pub(crate) fn uncount(&self, class: Class) {
+        if let Some(entry) = self.table().find_or_family(class) {
+            let _ = entry.counter.fetch_update(Relaxed, Relaxed, |counter| counter.checked_sub(1));
+        }
     }
 
     /// Begins a new step: sets all counters to zero and returns what they had counted.
@@ -285,7 +363,14 @@ impl Table {
         let (slots, count) = (entry.slots.load(Acquire), entry.count.load(Relaxed));
         // SAFETY: so many slots begin there, in a mapping that is never undone.
         let slot = |at: u32| unsafe { &*slots.add(at as usize) };
-        if nth < count && slot(nth).is_none() {
+        if nth >= count {
+            // Asked ever more rarely, because it takes a look at all classes.
+            let over = nth - count;
+            let asked = over == 0 || over.is_power_of_two();
+            if asked && self.begin.load(Relaxed) == entry.class.load(Relaxed) && self.is_over() {
+                return Match::Over;
+            }
+        } else if slot(nth).is_none() {
             return Match::Unplanned;
         }
         let mut at = nth.min(count);
@@ -307,8 +392,15 @@ impl Table {
         Match::Busy
     }
 
+    /// Whether so many of the step's allocations were counted that nearly all are.
+    fn is_over(&self) -> bool {
+        let counted =
+            |entry: &ClassEntry| u64::from(entry.counter.load(Relaxed).min(entry.count.load(Relaxed)));
+        self.classes().map(counted).sum::<u64>() >= self.enough.load(Relaxed)
+    }
+
     /// The table of a plan, but for what its slots say; `None` where the system has no memory for it.
-    fn map(classes: &[ClassSlots]) -> Option<*mut Self> {
+    fn map(Tables { classes, families, begin }: Tables<'_>) -> Option<*mut Self> {
         let slots: usize = classes.iter().map(|class| class.slots.len()).sum();
         i32::try_from(slots).ok()?;
         let slot_bytes = slots * size_of::<Slot>();
@@ -316,15 +408,31 @@ impl Table {
         let capacity =
             (classes.len().pow(2) / 8).clamp(1, MANY_CLASSES).max(4 * classes.len()).next_power_of_two();
         // Whole pages, so that all of them can be given back.
-        let bytes =
-            (slot_bytes + size_of::<Self>() + capacity * size_of::<ClassEntry>()).next_multiple_of(os::PAGE);
+        let class_bytes = capacity * size_of::<ClassEntry>();
+        let family_bytes = families.len() * size_of::<FamilyEntry>();
+        let bytes = (slot_bytes + size_of::<Self>() + class_bytes + family_bytes).next_multiple_of(os::PAGE);
         let map = os::map(bytes)?;
         let table: *mut Self = map.wrapping_add(slot_bytes).cast();
         let class_mask = (capacity - 1) * size_of::<ClassEntry>();
         let multiplier = best_multiplier(classes, class_mask);
-        let header = Self { class_mask: class_mask.into(), multiplier: multiplier.into(), slot_bytes, bytes };
+        let allocations = begin.map_or(0, |begin| u64::from(begin.allocations));
+        let header = Self {
+            class_mask: class_mask.into(),
+            multiplier: multiplier.into(),
+            begin: begin.map_or(0, |begin| begin.class.0).into(),
+            enough: (allocations - allocations / LACKING).into(),
+            families: families.len().into(),
+            slot_bytes,
+            bytes,
+        };
         // SAFETY: inside a fresh mapping that is large enough, aligned; zeros are valid entries.
         unsafe { table.write(header) };
+        for (index, &(smallest, largest)) in families.iter().enumerate() {
+            // SAFETY: the header was just written, and after it there is room for so many.
+            let entry = unsafe { (&*table).family(index) };
+            entry.smallest.store(smallest, Relaxed);
+            entry.largest.store(largest, Relaxed);
+        }
         let mut slots: *mut Slot = map.cast();
         for class in classes {
             // SAFETY: the header was just written.
@@ -355,6 +463,28 @@ impl Table {
         // SAFETY: as above.
         let slots = runs.filter_map(|(index, run)| Some((unsafe { &*first.add(index) }, run?)));
         Cells::map(cut, slots)
+    }
+
+    /// The entry of a class, or of its family.
+    fn find_or_family(&self, class: Class) -> Option<&ClassEntry> {
+        self.find(class).or_else(|| {
+            let bytes = class.bytes();
+            // SAFETY: there are so many. Where the table was given up, the rest reads as zeros.
+            let families = (0..self.families.load(Relaxed)).map(|index| unsafe { self.family(index) });
+            let of = |entry: &&FamilyEntry| {
+                entry.smallest.load(Relaxed) <= bytes && bytes <= entry.largest.load(Relaxed)
+            };
+            let largest = families.into_iter().find(of)?.largest.load(Relaxed);
+            self.find(class.with_bytes(largest))
+        })
+    }
+
+    /// # Safety
+    /// There are more families than `index`.
+    unsafe fn family(&self, index: usize) -> &FamilyEntry {
+        let classes = self.class_mask.load(Relaxed) + size_of::<ClassEntry>();
+        // SAFETY: the families follow the classes; where these read as one, the place is still in the mapping.
+        unsafe { &*ptr::from_ref(self).add(1).cast::<FamilyEntry>().byte_add(classes).add(index) }
     }
 
     /// All classes.
@@ -436,7 +566,9 @@ mod tests {
     fn install(matcher: &Matcher, arena: &Arena, classes: &[ClassSlots], limit: u32) {
         let runs: Vec<_> = classes.iter().flat_map(|class| class.runs(12)).flatten().collect();
         // SAFETY: cut at these runs, up to what tests make usable.
-        assert!(unsafe { matcher.install(arena, classes, &Cut::of(&runs, limit)) });
+        assert!(unsafe {
+            matcher.install(arena, Tables { classes, families: &[], begin: None }, &Cut::of(&runs, limit))
+        });
     }
 
     #[test]

@@ -93,6 +93,20 @@ pub(crate) unsafe fn discard(start: *mut u8, bytes: usize) {
     }
 }
 
+/// A page that reads as zeros in children that are forked from now on, but not in those that share this memory; `None`
+/// where the kernel has no such pages.
+pub(crate) fn map_wiped_on_fork() -> Option<*mut u8> {
+    let page = map(PAGE)?;
+    // SAFETY: a whole page, mapped just now, that nobody knows yet.
+    unsafe {
+        if libc::madvise(page.cast(), PAGE, libc::MADV_WIPEONFORK) != 0 {
+            unmap(page, PAGE);
+            return None;
+        }
+    }
+    Some(page)
+}
+
 /// True where the process may not map as much address space as it likes (`ulimit -v`).
 pub(crate) fn address_space_is_limited() -> bool {
     let mut limit = MaybeUninit::<libc::rlimit>::zeroed();

@@ -4,27 +4,40 @@
 //! when too little of a step finds its slot for several steps, the needs are collected again while the old plan
 //! serves. Everything happens at step boundaries, under one lock that no allocation ever takes.
 //!
+//! Steps that nobody marks are found: [`unmarked`] listens for a rhythm, and then does what boundaries do here.
+//!
 //! Merging and planning run in the thread of the step where they are sure to be short, else in a thread beside it
 //! that blocks all signals and ends with its work; the program goes on meanwhile, and the result is taken at a later
 //! boundary.
 
-use crate::collector::{Collector, Proposal};
-use crate::lock::Lock;
+use crate::collector::{Collector, Needs, Proposal};
+use crate::found::{Found, Start};
+use crate::listener::LISTENER;
+use crate::lock::{self, Lock};
+use crate::matcher::Tables;
 use crate::os::{self, Text};
 use crate::recorder::RECORDER;
-use crate::route::{self, MISSES, STATE};
+use crate::route::{self, MISSES, STATE, Watch};
 use crate::settings::{self, Settings};
 use crate::statistics::{Count, History, JSON_BYTES, LastSteps, Phase, Statistics, StepFigures};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering::*};
 use std::thread::{self, JoinHandle};
-use stepalloc_planner::{Effort, StepProblem};
+use stepalloc_planner::Effort;
+
+mod unmarked;
+
+use unmarked::Fitting;
+pub(crate) use unmarked::{found_boundary, listen, out_of_rhythm};
 
 /// Events merged in the thread of the step: about 2 ms. A step of 10,000 blocks has twice as many events.
 const EVENTS_HERE: u64 = 20_000;
 /// Blocks planned in the thread of the step: about 2 ms.
 const BLOCKS_HERE: usize = 200;
+/// A plan is good enough when its arena exceeds the load by one part in this many at most, of the load or of what the
+/// process has resident.
+const GOOD_SHARE: u64 = 200;
 /// The backend's caches are given back when a plan comes into force and at this many boundaries after: blocks that
 /// were alive then are freed within the next step or two.
 const TRIMS: u8 = 2;
@@ -34,9 +47,13 @@ const HIT_PERCENT: u64 = 90;
 const MISSED_STEPS: u32 = 4;
 /// Steps a new plan is given at least; doubled with every plan that did not help, so that a program without a rhythm
 /// is collected ever more rarely.
-const PATIENCE: u64 = 16;
+const PATIENCE: u64 = 8;
+/// Steps in a row without a miss by which a plan has helped.
+const HELPED_STEPS: u32 = 8;
 /// At most so many.
 const PATIENCE_MAX: u64 = 4096;
+/// A process that made no step has something to tell when so many allocations were listened to.
+const TOLD: u64 = 96;
 /// The lock is waited for at most this often at the end of the process, when its holder may be gone.
 const EXIT_ATTEMPTS: u32 = 1000;
 
@@ -75,6 +92,8 @@ enum Work {
     None,
     /// Ready for the next step.
     Here(Box<Collector>),
+    /// Ready for what follows of steps that nobody marks.
+    Following(Box<Found>),
     /// In a thread of its own.
     Beside(JoinHandle<Outcome>),
 }
@@ -84,15 +103,27 @@ enum Outcome {
     /// More steps are wanted.
     More(Box<Collector>),
     /// Enough were seen.
-    Enough(Box<StepProblem>),
+    Enough(Box<Needs>),
     /// A plan, or `None` if none could be made.
     Plan(Option<Box<Proposal>>),
+    /// So many more allocations of steps that nobody marks are wanted.
+    Follow(Box<Found>, u64),
+    /// There is no rhythm to follow.
+    Lost,
 }
 
 struct Engine {
     /// `None` before the first boundary or statistics.
     settings: Option<Settings>,
     phase: Phase,
+    /// The program has marked a step.
+    marked: bool,
+    /// The rhythm of the steps that were found.
+    start: Option<Start>,
+    /// Allocations heard when the recording began.
+    heard: u64,
+    /// Steps found before collecting began, as START wants.
+    waited: u64,
     steps: u64,
     planned_at_step: Option<u64>,
     plans: u64,
@@ -108,6 +139,17 @@ struct Engine {
     nanoseconds: u64,
     trims_left: u8,
     missed_steps: u32,
+    helped_steps: u32,
+    /// Steps that were found since it was last asked whether they are the right ones.
+    tried_steps: u32,
+    /// Steps after which it is asked.
+    tried_for: u32,
+    /// Planned-size bytes of these steps, and those without a slot.
+    tried: Fitting,
+    /// The same since the plan came into force.
+    fitting: Fitting,
+    /// Allocations to be heard before the rhythm that was planned counts as the right one.
+    horizon: u64,
     patience: u64,
     /// No new collecting before this step.
     patient_until: u64,
@@ -145,6 +187,10 @@ impl Engine {
         Self {
             settings: None,
             phase: Phase::Waiting,
+            marked: false,
+            start: None,
+            heard: 0,
+            waited: 0,
             steps: 0,
             planned_at_step: None,
             plans: 0,
@@ -158,6 +204,12 @@ impl Engine {
             nanoseconds: 0,
             trims_left: 0,
             missed_steps: 0,
+            helped_steps: 0,
+            tried_steps: 0,
+            tried_for: unmarked::TRIED_STEPS,
+            tried: Fitting::new(),
+            fitting: Fitting::new(),
+            horizon: 0,
             patience: PATIENCE,
             patient_until: 0,
         }
@@ -168,6 +220,7 @@ impl Engine {
             return settings;
         }
         let settings = Settings::from_environment();
+        lock::tell_children_apart();
         os::at_fork_in_child(after_fork);
         if os::environment(c"STEPALLOC_JSON").is_some_and(|path| !path.is_empty()) {
             os::at_exit(write_json_file);
@@ -188,6 +241,9 @@ impl Engine {
             found => self.begin_anew(found == TORN),
         }
         let settings = self.settings();
+        if !self.marked {
+            self.believe_marks(&settings);
+        }
         let (faults, now) = (os::minor_faults(), os::now_ns());
         let counted = self.figures(faults, now);
         self.steps += 1;
@@ -197,7 +253,7 @@ impl Engine {
         if !matches!(self.work, Work::None) {
             self.advance(&settings);
         } else if self.phase == Phase::Waiting
-            && self.running() >= settings.start_step.max(self.patient_until)
+            && self.running() >= settings.start(true).max(self.patient_until)
         {
             self.collect(&settings);
         } else if let Some(figures) = counted
@@ -247,11 +303,14 @@ impl Engine {
         let hit = figures.planned.bytes.saturating_sub(figures.gap.bytes);
         if hit * 100 >= all * HIT_PERCENT {
             self.missed_steps = 0;
-            if self.running() >= self.patient_until + 4 * PATIENCE {
+            self.helped_steps += 1;
+            if self.helped_steps == HELPED_STEPS {
                 self.patience = PATIENCE;
+                self.patient_until = 0;
             }
             return false;
         }
+        self.helped_steps = 0;
         self.missed_steps += 1;
         self.missed_steps >= MISSED_STEPS && self.running() >= self.patient_until
     }
@@ -269,7 +328,7 @@ impl Engine {
         if self.phase == Phase::Waiting {
             self.phase = Phase::Collecting;
         }
-        route::set(self.phase == Phase::Planned, true, settings.min_bytes);
+        route::set(self.phase == Phase::Planned, Watch::Events, settings.min_bytes);
     }
 
     /// Goes on with merging and planning at a boundary.
@@ -277,7 +336,7 @@ impl Engine {
         let end = RECORDER.head();
         self.ends.push(end);
         let outcome = match core::mem::replace(&mut self.work, Work::None) {
-            Work::None => return,
+            Work::None | Work::Following(_) => return,
             Work::Beside(thread) if !thread.is_finished() => {
                 self.work = Work::Beside(thread);
                 return;
@@ -296,23 +355,24 @@ impl Engine {
             other => Some(other),
         };
         let outcome = match outcome {
-            Some(Outcome::Enough(problem)) => {
-                let small = problem.problem.blocks.len() <= BLOCKS_HERE;
-                route::set(self.phase == Phase::Planned, false, settings.min_bytes);
+            Some(Outcome::Enough(needs)) => {
+                let small = needs.step.problem.blocks.len() <= BLOCKS_HERE;
+                route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
                 // What is easy is planned at once. Anything else may take some tenths of a second.
-                let easy =
-                    if small { plan(&problem, Effort::Quick).filter(|plan| plan.optimal) } else { None };
+                let easy = if small { plan(&needs, Effort::Quick).filter(|plan| plan.optimal) } else { None };
                 match easy {
                     Some(plan) => Some(Outcome::Plan(Some(plan))),
                     None => self.run(false, move |here| {
-                        Outcome::Plan(plan(&problem, if here { Effort::Quick } else { Effort::Normal }))
+                        Outcome::Plan(plan(&needs, if here { Effort::Quick } else { Effort::Normal }))
                     }),
                 }
             }
             other => other,
         };
         match outcome {
-            None | Some(Outcome::Enough(_)) => {}
+            // What was found before the program began to mark its steps is forgotten.
+            None | Some(Outcome::Enough(_) | Outcome::Follow(..) | Outcome::Lost) => {}
+            Some(Outcome::Plan(Some(proposal))) if proposal.found.is_some() => {}
             Some(Outcome::More(collector)) => self.work = Work::Here(collector),
             Some(Outcome::Plan(proposal)) => {
                 RECORDER.clear();
@@ -357,8 +417,13 @@ impl Engine {
         proposal.limit(wanted.min(STATE.arena.reserved()));
         let granted = STATE.arena.commit(proposal.bytes() as usize, settings.huge_pages);
         proposal.limit(granted);
+        let tables = Tables {
+            classes: &proposal.classes,
+            families: &proposal.families,
+            begin: proposal.found.map(|start| start.begin),
+        };
         // SAFETY: the arena was made usable up to the bytes granted, and the proposal limited to them.
-        if !unsafe { STATE.matcher.install(&STATE.arena, &proposal.classes, &proposal.cut) } {
+        if !unsafe { STATE.matcher.install(&STATE.arena, tables, &proposal.cut) } {
             self.fail();
             return;
         }
@@ -370,8 +435,9 @@ impl Engine {
         self.patient_until = self.running() + self.patience;
         self.patience = (self.patience * 2).min(PATIENCE_MAX);
         self.trims_left = TRIMS;
+        self.helped_steps = 0;
         drop(proposal);
-        route::set(true, false, settings.min_bytes);
+        route::set(true, Watch::Nothing, settings.min_bytes);
         if let Some(backend) = route::attached() {
             (backend.planned)();
         }
@@ -387,7 +453,7 @@ impl Engine {
         if !planned {
             self.phase = Phase::Waiting;
         }
-        route::set(planned, false, self.settings().min_bytes);
+        route::set(planned, Watch::Nothing, self.settings().min_bytes);
     }
 
     /// In a forked child: the thread beside is gone, the log stands for nothing, steps are counted from 0 again. The
@@ -411,7 +477,7 @@ impl Engine {
         RECORDER.clear();
         // Blocks of the arena must not fall below the threshold, whatever the environment says now.
         let min_bytes = if serving { settings.min_bytes.min(route::threshold()) } else { settings.min_bytes };
-        route::set(serving, false, min_bytes);
+        self.listen_anew(serving, &Settings { min_bytes, ..settings });
     }
 
     fn statistics(&self) -> Statistics {
@@ -421,6 +487,8 @@ impl Engine {
             pid: os::pid(),
             backend: route::attached().map_or("", |backend| (backend.name)()),
             phase: self.phase,
+            marked: self.marked,
+            period_allocations: self.start.map(|start| start.rhythm.period as u64),
             steps: self.steps,
             planned_at_step: self.planned_at_step,
             plans: self.plans,
@@ -439,18 +507,24 @@ impl Engine {
 /// Merges the steps that ended; beside the program, planning follows at once.
 fn merge(mut collector: Box<Collector>, ends: &[u64], settings: &Settings, here: bool) -> Outcome {
     if ends.iter().any(|&end| collector.step(&RECORDER, end, settings)) {
-        let problem = collector.problem();
+        let needs = collector.needs();
         return if here {
-            Outcome::Enough(Box::new(problem))
+            Outcome::Enough(Box::new(needs))
         } else {
-            Outcome::Plan(plan(&problem, Effort::Normal))
+            Outcome::Plan(plan(&needs, Effort::Normal))
         };
     }
     Outcome::More(collector)
 }
 
-fn plan(problem: &StepProblem, effort: Effort) -> Option<Box<Proposal>> {
-    Proposal::of(problem, effort, STATE.arena.is_open().then(|| STATE.arena.shift())).map(Box::new)
+fn plan(needs: &Needs, effort: Effort) -> Option<Box<Proposal>> {
+    let shift = STATE.arena.is_open().then(|| STATE.arena.shift());
+    let quick = Proposal::of(needs, Effort::Quick, shift)?;
+    // While a better one is looked for, the backend serves.
+    let over = quick.bytes().saturating_sub(quick.lower_bound);
+    let good = quick.optimal || over <= quick.lower_bound.max(os::resident_bytes().0) / GOOD_SHARE;
+    let plan = if good || effort == Effort::Quick { quick } else { Proposal::of(needs, effort, shift)? };
+    Some(Box::new(plan))
 }
 
 fn trim() {
@@ -460,6 +534,7 @@ fn trim() {
 }
 
 extern "C" fn after_fork() {
+    lock::own();
     // A child of a child that has not looked at it yet stays torn.
     FORKED.fetch_max(CHILD, Relaxed);
     route::stop_recording();
@@ -472,7 +547,9 @@ extern "C" fn write_json_file() {
     }
     let mut text = Text::<JSON_BYTES>::new();
     let snapshot = ENGINE.with(Some(EXIT_ATTEMPTS), |engine| engine.statistics());
-    let Some(snapshot) = snapshot.filter(|snapshot| snapshot.steps > 0) else { return };
+    let Some(snapshot) = snapshot.filter(|snapshot| snapshot.steps > 0 || LISTENER.heard() >= TOLD) else {
+        return;
+    };
     let _ = snapshot.write_json(&mut text);
     let _ = core::fmt::Write::write_str(&mut text, "\n");
     let mut path = [0; 4096];

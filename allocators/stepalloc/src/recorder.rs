@@ -29,8 +29,8 @@ pub(crate) enum Event {
     Allocate { address: usize, class: Class },
     /// As `Allocate`, by a realloc of the planned-size block at `from`, which was freed just before.
     Move { address: usize, class: Class, from: usize },
-    /// The block at an address is about to be freed.
-    Free { address: usize },
+    /// The block at an address, of so many bytes or a few less, is about to be freed.
+    Free { address: usize, bytes: usize },
 }
 
 /// A ring of entries with one counter for writers.
@@ -41,6 +41,8 @@ pub(crate) struct Recorder {
     head: AtomicU64,
     /// Everything before it was read, and may be overwritten.
     tail: AtomicU64,
+    /// The engine wants to read when so many events were logged: in steps that nobody marks.
+    wake: AtomicU64,
 }
 
 #[repr(C)]
@@ -48,7 +50,7 @@ struct Entry {
     address: AtomicUsize,
     /// The class; 0 for a free.
     class: AtomicU64,
-    /// For a move, the old address; else 0.
+    /// For a move, the old address; for a free, the bytes; else 0.
     from: AtomicUsize,
     /// Index of the event + 1, stored last: says that the entry is complete.
     complete: AtomicU64,
@@ -61,6 +63,7 @@ impl Recorder {
             capacity: AtomicUsize::new(0),
             head: AtomicU64::new(0),
             tail: AtomicU64::new(0),
+            wake: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -95,12 +98,22 @@ impl Recorder {
         let (address, class, from) = match event {
             Event::Allocate { address, class } => (address, class.to_bits(), 0),
             Event::Move { address, class, from } => (address, class.to_bits(), from),
-            Event::Free { address } => (address, 0, 0),
+            Event::Free { address, bytes } => (address, 0, bytes),
         };
         entry.address.store(address, Relaxed);
         entry.class.store(class, Relaxed);
         entry.from.store(from, Relaxed);
         entry.complete.store(index + 1, Release);
+    }
+
+    /// Whether it is time for the engine to read.
+    pub(crate) fn wakes(&self) -> bool {
+        self.head.load(Relaxed) >= self.wake.load(Relaxed)
+    }
+
+    /// Wakes the engine after so many more events; `None` for never.
+    pub(crate) fn wake_after(&self, events: Option<u64>) {
+        self.wake.store(events.map_or(u64::MAX, |events| self.head() + events), Relaxed);
     }
 
     /// Index of the next event.
@@ -136,7 +149,7 @@ impl Recorder {
                 let address = entry.address.load(Relaxed);
                 let from = entry.from.load(Relaxed);
                 visit(match Class::from_bits(entry.class.load(Relaxed)) {
-                    None => Event::Free { address },
+                    None => Event::Free { address, bytes: from },
                     Some(class) if from == 0 => Event::Allocate { address, class },
                     Some(class) => Event::Move { address, class, from },
                 });
@@ -193,13 +206,13 @@ mod tests {
     #[test]
     fn events_come_back_in_order_and_pages_are_reused() {
         let recorder = Recorder::closed();
-        recorder.log(Event::Free { address: 1 });
+        recorder.log(Event::Free { address: 1, bytes: 0 });
         assert_eq!(recorder.head(), 0, "nothing is logged before the log is open");
         assert!(recorder.open());
         let class = Class::of(40_000, 1).expect("possible size");
         let events = [
             Event::Allocate { address: 64, class },
-            Event::Free { address: 64 },
+            Event::Free { address: 64, bytes: 40_000 },
             Event::Move { address: 8, class, from: 64 },
         ];
         for _ in 0..3 {
@@ -217,12 +230,12 @@ mod tests {
         let recorder = Recorder::closed();
         assert!(recorder.open());
         for address in 0..CAPACITIES[0] + 10 {
-            recorder.log(Event::Free { address });
+            recorder.log(Event::Free { address, bytes: 0 });
         }
         assert!(!recorder.read(recorder.head(), |_| ()));
-        recorder.log(Event::Free { address: 7 });
+        recorder.log(Event::Free { address: 7, bytes: 9 });
         let mut seen = Vec::new();
         assert!(recorder.read(recorder.head(), |event| seen.push(event)));
-        assert_eq!(seen, [Event::Free { address: 7 }]);
+        assert_eq!(seen, [Event::Free { address: 7, bytes: 9 }]);
     }
 }

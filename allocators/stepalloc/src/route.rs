@@ -10,9 +10,12 @@ use crate::arena::{Arena, GRANULE_MIN_SHIFT, Released};
 use crate::backend::Backend;
 use crate::cells::{Half, Slot};
 use crate::granules::Run;
+use crate::listener::LISTENER;
 use crate::matcher::{Class, Match, Matcher, Quick};
 use crate::os;
+use crate::phase;
 use crate::recorder::{Event, RECORDER};
+use crate::settings;
 use crate::statistics::Counter;
 use core::cell::Cell;
 use core::ptr;
@@ -51,9 +54,10 @@ pub(crate) struct State {
 const SERVING: u32 = 1;
 const RECORDING: u32 = 2;
 const ATTACHED: u32 = 4;
-const FLAGS: u32 = 7;
-const WORKER: u32 = 8;
-/// The mode of a planned process: a plan serves, nothing is recorded, nobody works inside.
+const LISTENING: u32 = 8;
+const FLAGS: u32 = 15;
+const WORKER: u32 = 16;
+/// The mode of a planned process: a plan serves, nothing is recorded or listened to, nobody works inside.
 const PLANNED: u32 = SERVING | ATTACHED;
 
 std::thread_local! {
@@ -80,6 +84,11 @@ pub(crate) struct Attached {
     pub(crate) trim: fn(),
     pub(crate) planned: fn(),
 }
+
+/// Requests without a slot since the last boundary, in steps that nobody marks.
+pub(crate) static UNFIT: AtomicU32 = AtomicU32::new(0);
+/// More of them mean that the program has left its rhythm.
+pub(crate) static UNFIT_MOST: AtomicU32 = AtomicU32::new(u32::MAX);
 
 static BACKEND: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
 
@@ -113,9 +122,29 @@ pub fn usable_bytes(address: usize) -> usize {
     STATE.arena.usable_bytes(address)
 }
 
+/// What the engine wants to know of planned-size blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Watch {
+    /// Nothing.
+    Nothing,
+    /// The order of their sizes.
+    Sizes,
+    /// Every allocation and free.
+    Events,
+    /// Both.
+    All,
+}
+
 /// Opens or closes the ways here, by what the engine does now.
-pub(crate) fn set(serving: bool, recording: bool, min_bytes: usize) {
-    let flags = if serving { SERVING } else { 0 } | if recording { RECORDING } else { 0 };
+pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
+    let watching = match watch {
+        Watch::Nothing => 0,
+        Watch::Sizes => LISTENING,
+        Watch::Events => RECORDING,
+        Watch::All => LISTENING | RECORDING,
+    };
+    let flags = if serving { SERVING } else { 0 } | watching;
+    let recording = flags & RECORDING != 0;
     let base = STATE.arena.base();
     let (negated, watched, end) = if recording {
         (base.wrapping_neg().wrapping_add(1), usize::MAX, usize::MAX)
@@ -128,7 +157,9 @@ pub(crate) fn set(serving: bool, recording: bool, min_bytes: usize) {
     WATCHED_NEGATED.store(negated, Release);
     WATCHED_BYTES.store(watched, Release);
     WATCHED_END.store(end, Release);
-    let _ = STATE.mode.fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING) | flags));
+    let _ = STATE
+        .mode
+        .fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING | LISTENING) | flags));
     THRESHOLD.store(if flags == 0 { CLOSED } else { min_bytes }, Release);
 }
 
@@ -137,7 +168,8 @@ pub(crate) fn set(serving: bool, recording: bool, min_bytes: usize) {
 pub(crate) fn stop_recording() {
     let mode = STATE.mode.fetch_and(FLAGS & !RECORDING, Release);
     if mode & RECORDING != 0 {
-        set(mode & SERVING != 0, false, threshold());
+        let watch = if mode & LISTENING != 0 { Watch::Sizes } else { Watch::Nothing };
+        set(mode & SERVING != 0, watch, threshold());
     }
 }
 
@@ -157,9 +189,14 @@ pub(crate) fn attached() -> Option<&'static Attached> {
 pub fn attach<B: Backend>() {
     B::begin();
     BACKEND.store(ptr::from_ref(Attached::of::<B>()).cast_mut(), Release);
-    STATE.mode.fetch_or(ATTACHED, Release);
     // The engine may have set it already.
-    let _ = THRESHOLD.compare_exchange(0, CLOSED, Release, Relaxed);
+    let min_bytes = settings::listen_from();
+    if THRESHOLD.compare_exchange(0, min_bytes.unwrap_or(CLOSED), Release, Relaxed).is_ok()
+        && min_bytes.is_some()
+    {
+        STATE.mode.fetch_or(LISTENING, Release);
+    }
+    STATE.mode.fetch_or(ATTACHED, Release);
 }
 
 impl Attached {
@@ -314,8 +351,8 @@ unsafe fn allocate_otherwise<B: Backend>(size: usize, align: usize, zeroed: bool
     let served = if mode & SERVING != 0 { serve(size, align) } else { None };
     // SAFETY: the caller's promise.
     let block = unsafe { served_or_backend::<B>(served, size, align, zeroed) };
-    if mode & RECORDING != 0 {
-        record(block, size, align, None);
+    if mode & (RECORDING | LISTENING) != 0 {
+        record(mode, block, size, align, None);
     }
     block
 }
@@ -369,7 +406,8 @@ pub unsafe fn reallocate<B: Backend>(
     let in_arena = STATE.arena.contains(block as usize);
     let serves = mode & SERVING != 0 && new_size >= threshold;
     if in_arena || serves {
-        let served = if serves { serve(new_size, align) } else { None };
+        // No gap: who grows a block again and again would have it copied each time, which the backend mostly spares him.
+        let served = if serves { serve_from_slot(new_size, align) } else { None };
         let new = match served {
             Some(new) => new,
             // A block of the arena cannot be handed to the backend's reallocate.
@@ -383,8 +421,8 @@ pub unsafe fn reallocate<B: Backend>(
                 ptr::copy_nonoverlapping(block, new, old_size.min(new_size));
                 free_moved::<B>(mode, block, old_size, align);
             }
-            if mode & RECORDING != 0 {
-                record(new, new_size, align, Some((block, old_size)));
+            if mode & (RECORDING | LISTENING) != 0 {
+                record(mode, new, new_size, align, Some((block, old_size)));
             }
             return new;
         }
@@ -393,15 +431,15 @@ pub unsafe fn reallocate<B: Backend>(
         }
     }
     if mode & RECORDING != 0 && old_size >= threshold {
-        RECORDER.log(Event::Free { address: block as usize });
+        RECORDER.log(Event::Free { address: block as usize, bytes: old_size });
     }
     // SAFETY: the block is the backend's; the rest is the caller's promise.
     let new = unsafe { B::reallocate(block, old_size, align, new_size) };
-    if mode & RECORDING != 0 {
-        if new.is_null() {
-            record(block, old_size, align, None);
-        } else {
-            record(new, new_size, align, Some((block, old_size)));
+    if mode & (RECORDING | LISTENING) != 0 {
+        if !new.is_null() {
+            record(mode, new, new_size, align, Some((block, old_size)));
+        } else if mode & RECORDING != 0 {
+            record(RECORDING, block, old_size, align, None);
         }
     }
     new
@@ -412,7 +450,7 @@ pub unsafe fn reallocate<B: Backend>(
 #[inline]
 unsafe fn free_moved<B: Backend>(mode: u32, block: *mut u8, size: usize, align: usize) {
     if mode & RECORDING != 0 && size >= threshold() {
-        RECORDER.log(Event::Free { address: block as usize });
+        RECORDER.log(Event::Free { address: block as usize, bytes: size });
     }
     match STATE.arena.release(block as usize) {
         Released::Block => {}
@@ -431,6 +469,39 @@ fn serve(size: usize, align: usize) -> Option<*mut u8> {
     found_or_gap(STATE.matcher.claim(&STATE.arena, class), class)
 }
 
+/// A slot of the arena for a block that moves, if there is one.
+fn serve_from_slot(size: usize, align: usize) -> Option<*mut u8> {
+    let class = Class::of(size, align).filter(|_| align <= os::BASE_ALIGN)?;
+    let mut found = STATE.matcher.claim(&STATE.arena, class);
+    if found == Match::Over && phase::found_boundary(class) {
+        found = STATE.matcher.claim(&STATE.arena, class);
+    }
+    if let Match::Slot(block) = found {
+        return Some(block);
+    }
+    if found != Match::Unknown {
+        MISSES.counted.add(class.bytes());
+    }
+    if found != Match::Unplanned {
+        MISSES.fallback.add(class.bytes());
+    }
+    None
+}
+
+/// The first request of a step that nobody marked: the last one ends here.
+#[cold]
+fn serve_in_next_step(class: Class) -> Option<*mut u8> {
+    if !phase::found_boundary(class) {
+        // Another thread is about it.
+        MISSES.counted.add(class.bytes());
+        return serve_from_gap(class);
+    }
+    match STATE.matcher.claim(&STATE.arena, class) {
+        Match::Over => serve_from_gap(class),
+        found => found_or_gap(found, class),
+    }
+}
+
 /// The block the matcher found, or a gap where it found none though it should have.
 fn found_or_gap(found: Match, class: Class) -> Option<*mut u8> {
     match found {
@@ -444,6 +515,7 @@ fn found_or_gap(found: Match, class: Class) -> Option<*mut u8> {
             serve_from_gap(class)
         }
         Match::Unknown => serve_from_gap(class),
+        Match::Over => serve_in_next_step(class),
     }
 }
 
@@ -453,21 +525,34 @@ fn serve_from_gap(class: Class) -> Option<*mut u8> {
     let gap = STATE.arena.claim_gap(class.bytes() as usize, align);
     let counter = if gap.is_some() { &MISSES.gap } else { &MISSES.fallback };
     counter.add(class.bytes());
+    if UNFIT.fetch_add(1, Relaxed) >= UNFIT_MOST.load(Relaxed) {
+        phase::out_of_rhythm();
+    }
     gap
 }
 
-fn record(block: *mut u8, size: usize, align: usize, from: Option<(*mut u8, usize)>) {
+fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*mut u8, usize)>) {
     if block.is_null() || size < threshold() || align > os::BASE_ALIGN {
         return;
     }
     let Some(class) = Class::of(size, align) else { return };
     let address = block as usize;
-    RECORDER.log(match from {
-        Some((from, old_size)) if old_size >= threshold() => {
-            Event::Move { address, class, from: from as usize }
-        }
-        _ => Event::Allocate { address, class },
-    });
+    let mut wakes = false;
+    if mode & RECORDING != 0 {
+        RECORDER.log(match from {
+            Some((from, old_size)) if old_size >= threshold() => {
+                Event::Move { address, class, from: from as usize }
+            }
+            _ => Event::Allocate { address, class },
+        });
+        wakes = RECORDER.wakes();
+    }
+    if mode & LISTENING != 0 {
+        wakes |= LISTENER.log(class);
+    }
+    if wakes {
+        phase::listen();
+    }
 }
 
 /// No block of the arena starts there: it was freed twice, or never allocated. The C library ends the process then,

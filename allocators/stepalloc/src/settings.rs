@@ -12,10 +12,11 @@ use core::sync::atomic::{AtomicBool, Ordering::*};
 pub struct Settings {
     /// `ENABLE_MEMORY_OPTIMIZATION`: `false` sends every call straight to the backend.
     pub enabled: bool,
-    /// `START_STATISTIC_STEP`: the first step that is collected, counted from 0.
-    pub start_step: u64,
-    /// `STABLE_STATISTIC_STEP`: collecting ends when more than this many steps in a row changed nothing.
-    pub stable_steps: u64,
+    /// `START_STATISTIC_STEP`: the first step that is collected, counted from 0; see [`Settings::start`].
+    pub start_step: Option<u64>,
+    /// `STABLE_STATISTIC_STEP`: collecting ends when more than this many steps in a row changed nothing; see
+    /// [`Settings::stable`].
+    pub stable_steps: Option<u64>,
     /// `MAX_STATISTIC_STEP`: or when more than this many steps were collected.
     pub max_steps: u64,
     /// `STEPALLOC_MIN_BYTES`: smaller blocks are never planned.
@@ -30,8 +31,8 @@ impl Settings {
     /// The defaults.
     pub const DEFAULT: Self = Self {
         enabled: true,
-        start_step: 100,
-        stable_steps: 10,
+        start_step: None,
+        stable_steps: None,
         max_steps: 100,
         min_bytes: 32 << 10,
         max_arena: usize::MAX,
@@ -43,8 +44,8 @@ impl Settings {
         let default = Self::DEFAULT;
         Self {
             enabled: switch(c"ENABLE_MEMORY_OPTIMIZATION", default.enabled),
-            start_step: number(c"START_STATISTIC_STEP", 0, default.start_step),
-            stable_steps: number(c"STABLE_STATISTIC_STEP", 0, default.stable_steps),
+            start_step: optional(c"START_STATISTIC_STEP", "100, or 0 of steps that nobody marks"),
+            stable_steps: optional(c"STABLE_STATISTIC_STEP", "10, or two steps where nobody marks them"),
             max_steps: number(c"MAX_STATISTIC_STEP", 0, default.max_steps),
             min_bytes: number(c"STEPALLOC_MIN_BYTES", LEAST_MIN_BYTES, default.min_bytes as u64) as usize,
             max_arena: number(c"STEPALLOC_MAX_ARENA", 0, default.max_arena as u64) as usize,
@@ -53,8 +54,39 @@ impl Settings {
     }
 }
 
+/// DeepRec's START, where steps are marked.
+const START: u64 = 100;
+/// DeepRec's STABLE, where steps are marked.
+const STABLE: u64 = 10;
+/// START where steps are found: finding a rhythm is to have waited.
+const START_FOUND: u64 = 0;
+
+impl Settings {
+    /// The first step that is collected: as set, else 100 of those that are marked, and 0 of those that are found.
+    pub fn start(&self, marked: bool) -> u64 {
+        self.start_step.unwrap_or(if marked { START } else { START_FOUND })
+    }
+
+    /// Steps that must have changed nothing: as set, else 10 of those that are marked. `None` for those that are found:
+    /// that their rhythm was found says that they agree, and two of them show what lives on from one to the next.
+    pub fn stable(&self, marked: bool) -> Option<u64> {
+        self.stable_steps.or(marked.then_some(STABLE))
+    }
+}
+
 /// The least `STEPALLOC_MIN_BYTES`: below a kibibyte a slot's bookkeeping costs more than the block.
 const LEAST_MIN_BYTES: u64 = 1 << 10;
+
+/// The least size in bytes to listen to from the first allocation on; `None` where planning is switched off. Says
+/// nothing of bad values: [`Settings::from_environment`] will.
+pub(crate) fn listen_from() -> Option<usize> {
+    if os::environment(c"ENABLE_MEMORY_OPTIMIZATION") == Some(b"0") {
+        return None;
+    }
+    let set = os::environment(c"STEPALLOC_MIN_BYTES").and_then(parse_decimal);
+    let usable = set.filter(|&bytes| bytes >= LEAST_MIN_BYTES);
+    Some(usable.map_or(Settings::DEFAULT.min_bytes, |bytes| bytes as usize))
+}
 
 /// True once bad values were told.
 static SAID: AtomicBool = AtomicBool::new(false);
@@ -71,6 +103,11 @@ fn switch(name: &CStr, default: bool) -> bool {
         b"1" => Some(true),
         _ => None,
     })
+}
+
+/// A number whose default, as it is `shown`, depends on how steps are known.
+fn optional(name: &CStr, shown: &str) -> Option<u64> {
+    read(name, "a whole number, 0 or more", None, shown, |value| parse_decimal(value).map(Some))
 }
 
 fn number(name: &CStr, least: u64, default: u64) -> u64 {

@@ -41,7 +41,11 @@ pub struct Statistics {
     pub backend: &'static str,
     /// What it is doing now.
     pub phase: Phase,
-    /// Step boundaries passed.
+    /// Whether the program marks its steps. Else they are found, where there is a rhythm.
+    pub marked: bool,
+    /// Planned-size allocations in the period that was found; `None` where none was, or steps are marked.
+    pub period_allocations: Option<u64>,
+    /// Step boundaries passed; of steps that are found, those passed since a plan serves.
     pub steps: u64,
     /// The first step served from the plan in force, counted from 0.
     pub planned_at_step: Option<u64>,
@@ -197,9 +201,14 @@ impl Statistics {
         write_escaped(out, os::program(&mut path))?;
         write!(
             out,
-            "\", \"backend\": \"{}\", \"phase\": \"{}\", \"steps\": {}",
-            self.backend, self.phase, self.steps
+            "\", \"backend\": \"{}\", \"phase\": \"{}\", \"marked\": {}",
+            self.backend, self.phase, self.marked
         )?;
+        match self.period_allocations {
+            Some(period) => write!(out, ", \"period_allocations\": {period}")?,
+            None => out.write_str(", \"period_allocations\": null")?,
+        }
+        write!(out, ", \"steps\": {}", self.steps)?;
         match self.planned_at_step {
             Some(step) => write!(out, ", \"planned_at_step\": {step}")?,
             None => out.write_str(", \"planned_at_step\": null")?,

@@ -1,0 +1,139 @@
+//! The listener: the sizes of planned-size allocations in their order, while nobody has said where steps begin.
+//!
+//! Any thread appends with one atomic addition and a store, into a ring mapped by ourselves. Only allocations are told:
+//! frees would have to be looked at one by one to find those of planned size. The engine reads the newest of them ever
+//! more rarely, so that a program without a rhythm does not feel it.
+
+use crate::matcher::Class;
+use crate::os;
+use core::mem::size_of;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+
+/// The process's listener.
+pub(crate) static LISTENER: Listener = Listener::closed();
+
+/// Allocations kept: twice the longest period that can be found. A power of two.
+const KEPT: u64 = 1 << 16;
+/// The first look: below, no rhythm is found.
+const FIRST: u64 = 128;
+/// From one look to the next what was seen grows by one part in this many.
+const GROWTH: u64 = 8;
+/// When the ring is full, the time to the next look doubles, up to this many allocations.
+const RAREST: u64 = 1 << 22;
+
+/// A ring of classes with one counter for writers.
+pub(crate) struct Listener {
+    entries: AtomicPtr<AtomicU64>,
+    /// Allocations ever told.
+    head: AtomicU64,
+    /// Those before are of another time: of the parent process, or served by a plan that did.
+    start: AtomicU64,
+    /// The engine wants to look when so many were told.
+    wake: AtomicU64,
+}
+
+impl Listener {
+    const fn closed() -> Self {
+        Self {
+            entries: AtomicPtr::new(ptr::null_mut()),
+            head: AtomicU64::new(0),
+            start: AtomicU64::new(0),
+            wake: AtomicU64::new(FIRST),
+        }
+    }
+
+    /// Takes in an allocation; `true` when it is time to look.
+    pub(crate) fn log(&self, class: Class) -> bool {
+        let entries = self.entries.load(Acquire);
+        if entries.is_null() {
+            return self.open();
+        }
+        let index = self.head.fetch_add(1, Relaxed);
+        // SAFETY: the mapping holds so many entries, and is never unmapped.
+        unsafe { &*entries.add((index & (KEPT - 1)) as usize) }.store(class.to_bits(), Release);
+        index + 1 >= self.wake.load(Relaxed)
+    }
+
+    /// Maps the ring. Whoever comes second to it gives his own back.
+    #[cold]
+    fn open(&self) -> bool {
+        let bytes = KEPT as usize * size_of::<AtomicU64>();
+        if let Some(map) = os::map(bytes)
+            && self.entries.compare_exchange(ptr::null_mut(), map.cast(), AcqRel, Relaxed).is_err()
+        {
+            // SAFETY: mapped just now, and nobody was told of it.
+            unsafe { os::unmap(map, bytes) };
+        }
+        false
+    }
+
+    /// Begins anew.
+    pub(crate) fn clear(&self) {
+        // At the beginning of the ring again, whose first pages have memory.
+        let head = self.head.load(Acquire).next_multiple_of(KEPT);
+        self.head.store(head, Release);
+        self.start.store(head, Relaxed);
+        self.wake.store(head + FIRST, Relaxed);
+    }
+
+    /// Allocations ever told.
+    pub(crate) fn head(&self) -> u64 {
+        self.head.load(Acquire)
+    }
+
+    /// Allocations told since it began anew.
+    pub(crate) fn heard(&self) -> u64 {
+        self.head().saturating_sub(self.start.load(Relaxed))
+    }
+
+    /// Wakes the engine after so many more allocations.
+    pub(crate) fn wake_after(&self, allocations: u64) {
+        self.wake.store(self.head() + allocations.max(1), Relaxed);
+    }
+
+    /// Wakes the engine when it is worth another look.
+    pub(crate) fn wake_later(&self) {
+        let heard = self.heard();
+        let pause = if heard <= KEPT { heard / GROWTH } else { heard - KEPT + KEPT / GROWTH };
+        self.wake_after(pause.min(RAREST));
+    }
+
+    /// The newest classes since `from`, at most those kept; zeros where a thread has not finished telling.
+    pub(crate) fn classes(&self, from: u64) -> Vec<u64> {
+        let entries = self.entries.load(Acquire);
+        if entries.is_null() {
+            return Vec::new();
+        }
+        let head = self.head();
+        let first = from.max(self.start.load(Relaxed)).max(head.saturating_sub(KEPT));
+        // SAFETY: as in `log`.
+        let entry = |index: u64| unsafe { &*entries.add((index & (KEPT - 1)) as usize) };
+        (first..head).map(|index| entry(index).load(Acquire)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_are_kept_and_the_engine_is_woken_ever_more_rarely() {
+        let listener = Listener::closed();
+        let class = |bytes: u64| Class::from_bits(bytes * 64).expect("not 0");
+        assert!(!listener.log(class(1)), "the ring is made");
+        let mut woken = 0;
+        for bytes in 1..=300_000 {
+            if listener.log(class(bytes)) {
+                woken += 1;
+                listener.wake_later();
+            }
+        }
+        assert!((50..80).contains(&woken), "{woken}");
+        let kept = listener.classes(0);
+        assert_eq!((kept.len() as u64, kept[0]), (KEPT, 64 * (300_001 - KEPT)));
+        listener.clear();
+        assert_eq!((listener.heard(), listener.classes(0).len()), (0, 0));
+        assert!((1..=FIRST).all(|bytes| listener.log(class(bytes)) == (bytes == FIRST)));
+    }
+}

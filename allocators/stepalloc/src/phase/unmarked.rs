@@ -1,0 +1,404 @@
+//! Steps that nobody marks: heard, followed, planned, and told from each other while a plan serves.
+//!
+//! What a boundary call does for marked steps happens within allocations here: while waiting, when the
+//! [listener](crate::listener) has heard enough for another look; while collecting, when the recorder has what was asked
+//! for; while a plan serves, at the first allocation of a step, which the [matcher](crate::matcher) knows by its class and
+//! by all others having come. An allocation asks for the engine's lock once and goes on where it is held.
+
+use super::{
+    BLOCKS_HERE, ENGINE, EVENTS_HERE, Engine, FORKED, Outcome, PATIENCE_MAX, Phase, TORN, Work, plan, trim,
+};
+use crate::collector::Proposal;
+use crate::found::{Followed, Found};
+use crate::listener::LISTENER;
+use crate::matcher::Class;
+use crate::os;
+use crate::recorder::RECORDER;
+use crate::route::{self, MISSES, STATE, UNFIT, UNFIT_MOST, Watch};
+use crate::settings::Settings;
+use crate::statistics::StepFigures;
+use core::sync::atomic::Ordering::*;
+use stepalloc_planner::{Effort, Rhythm, rhythm};
+
+/// Allocations from one boundary to the next at least; of shorter steps several are taken together. A boundary costs about
+/// two microseconds, most of them for the system's figures.
+const LEAST_PERIOD: usize = 40;
+/// Events between two looks at a thread that plans beside the program.
+const SOON: u64 = 64;
+/// Requests without a slot that a step may have at least before the program counts as out of its rhythm.
+const UNFIT_LEAST: u32 = 32;
+/// The backend's caches are given back so often in the first period of a plan: what was alive when it came into force is
+/// freed by and by, and a period may be many steps.
+const TRIMS: u8 = 8;
+/// Allocations from one time to the next, at least.
+const TRIM_PAUSE: u64 = 16;
+/// Bytes of a period that must be of sizes the plan knows if it is to be the plan's, in percent.
+const KNOWN_PERCENT: u64 = 90;
+/// Steps after which it is asked whether the rhythm is the right one; doubled whenever the answer was no.
+pub(super) const TRIED_STEPS: u32 = 16;
+/// At most so many.
+const TRIED_STEPS_MOST: u32 = 1 << 14;
+/// Bytes that may find no slot before another rhythm is looked for, in parts per thousand.
+const MISFIT: u64 = 20;
+/// The same before a longer one is believed that was heard just after the first plan.
+const MISFIT_SETTLING: u64 = 5;
+/// Allocations heard while a plan serves after which a better rhythm is given up looking for.
+const DEAF: u64 = 1 << 16;
+/// The same for the first plan of a rhythm, in parts of what was heard before: what was planned first may be the layers of
+/// a step.
+const SETTLING: u64 = 8;
+
+/// Planned-size bytes, and those of them that found no slot.
+#[derive(Clone, Copy)]
+pub(super) struct Fitting {
+    all: u64,
+    unfit: u64,
+}
+
+impl Fitting {
+    pub(super) const fn new() -> Self {
+        Self { all: 0, unfit: 0 }
+    }
+
+    fn add(&mut self, figures: &StepFigures) {
+        self.all += figures.planned.bytes + figures.fallback.bytes;
+        self.unfit += figures.gap.bytes + figures.fallback.bytes;
+    }
+
+    fn unfit_exceeds(&self, per_thousand: u64) -> bool {
+        self.unfit * 1000 > self.all * per_thousand
+    }
+}
+
+/// Looks at what was heard or recorded. Called within an allocation, when the listener or the recorder says so.
+#[cold]
+pub(crate) fn listen() {
+    within_allocation(Engine::listen);
+}
+
+/// Ends the running step, of which `class` was the first allocation too many; `false` where another thread is about it.
+#[cold]
+pub(crate) fn found_boundary(class: Class) -> bool {
+    within_allocation(|engine| engine.found_boundary(class)).unwrap_or(false)
+}
+
+/// Called when more requests than a step has found no slot since the last boundary.
+#[cold]
+pub(crate) fn out_of_rhythm() {
+    within_allocation(Engine::out_of_rhythm);
+}
+
+fn within_allocation<R>(body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+    os::keeping_errno(|| {
+        route::inside(|| {
+            ENGINE.with(Some(1), |engine| {
+                let forked = FORKED.swap(0, Acquire);
+                if forked != 0 {
+                    engine.begin_anew(forked == TORN);
+                }
+                body(engine)
+            })
+        })
+    })
+}
+
+impl Engine {
+    /// The program marks its steps: what was found is forgotten.
+    pub(super) fn believe_marks(&mut self, settings: &Settings) {
+        self.marked = true;
+        self.start = None;
+        self.steps = 0;
+        self.planned_at_step = self.planned_at_step.map(|_| 0);
+        self.patient_until = 0;
+        RECORDER.wake_after(None);
+        UNFIT_MOST.store(u32::MAX, Relaxed);
+        STATE.matcher.ignore_begin();
+        if !matches!(self.work, Work::Beside(_)) {
+            self.work = Work::None;
+        }
+        if self.phase == Phase::Collecting {
+            self.phase = Phase::Waiting;
+        }
+        route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
+    }
+
+    /// Begins to listen where nothing was heard yet, or what was heard is of another time.
+    pub(super) fn listen_anew(&mut self, serving: bool, settings: &Settings) {
+        LISTENER.clear();
+        UNFIT.store(0, Relaxed);
+        let watch = if settings.enabled && !self.marked { Watch::Sizes } else { Watch::Nothing };
+        route::set(serving, watch, settings.min_bytes);
+    }
+
+    fn listen(&mut self) {
+        let settings = self.settings();
+        if self.marked || !settings.enabled {
+            route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
+            return;
+        }
+        if self.trims_left > 0 {
+            self.give_back();
+        } else if matches!(self.work, Work::None) {
+            self.look_for_rhythm(&settings);
+        } else {
+            self.follow(&settings);
+        }
+    }
+
+    /// Gives back what the backend no longer needs, now that a plan serves.
+    fn give_back(&mut self) {
+        trim();
+        self.trims_left -= 1;
+        let period = self.start.map_or(0, |start| start.rhythm.period as u64);
+        LISTENER.wake_after((period / u64::from(TRIMS)).max(TRIM_PAUSE));
+    }
+
+    fn look_for_rhythm(&mut self, settings: &Settings) {
+        if os::address_space_is_limited() {
+            // What is learned and planned with would be taken from the program.
+            route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
+            return;
+        }
+        let heard = LISTENER.classes(0);
+        if heard[heard.len() - heard.len() / 4..].windows(2).all(|pair| pair[0] == pair[1]) {
+            // One size all the time, as of buffers for one file after another.
+            return self.found_nothing(settings);
+        }
+        let sizes: Vec<u64> =
+            heard.iter().filter_map(|&bits| Class::from_bits(bits)).map(Class::bytes).collect();
+        let planned = self.phase == Phase::Planned;
+        let found = rhythm::find(&sizes).map(|rhythm| rhythm.repeated(LEAST_PERIOD));
+        let news = found.filter(|found| !planned || self.is_news(found, &heard));
+        let Some(rhythm) = news else { return self.found_nothing(settings) };
+        let start = settings.start(false);
+        if self.waited < start {
+            LISTENER.wake_after((start - self.waited).saturating_mul(rhythm.period as u64));
+            self.waited = start;
+            return;
+        }
+        if !RECORDER.open() {
+            self.failed_plans += 1;
+            return LISTENER.wake_later();
+        }
+        let found = Box::new(Found::new(rhythm, &sizes));
+        RECORDER.clear();
+        RECORDER.wake_after(Some(found.needed()));
+        LISTENER.wake_later();
+        self.heard = LISTENER.head();
+        self.work = Work::Following(found);
+        if self.phase == Phase::Waiting {
+            self.phase = Phase::Collecting;
+        }
+        route::set(self.phase == Phase::Planned, Watch::All, settings.min_bytes);
+    }
+
+    /// Goes on listening, or gives it up where a plan serves for long enough.
+    fn found_nothing(&mut self, settings: &Settings) {
+        if self.phase == Phase::Planned && LISTENER.heard() >= self.horizon {
+            // What is planned takes the short way from now on.
+            route::set(true, Watch::Nothing, settings.min_bytes);
+            self.be_patient();
+        }
+        LISTENER.wake_later();
+    }
+
+    /// Whether a rhythm that was heard calls for a plan other than the one that serves: it asks for other sizes, or it is
+    /// longer and the plan leaves something to serve. (The same rhythm is heard again where a program has left its plan
+    /// for a while; and a shorter one, of layers, within each step.)
+    fn is_news(&self, found: &Rhythm, heard: &[u64]) -> bool {
+        let Some(start) = self.start else { return true };
+        let newest = heard[heard.len().saturating_sub(found.period)..].iter();
+        let (mut all, mut known) = (0, 0);
+        for class in newest.filter_map(|&bits| Class::from_bits(bits)) {
+            all += class.bytes();
+            known += if STATE.matcher.knows(class) { class.bytes() } else { 0 };
+        }
+        known * 100 < all * KNOWN_PERCENT
+            || found.period > start.rhythm.period && self.fitting.unfit_exceeds(MISFIT_SETTLING)
+    }
+
+    /// Goes on with cutting the log into steps, merging and planning them.
+    fn follow(&mut self, settings: &Settings) {
+        if !RECORDER.wakes() && !matches!(self.work, Work::Beside(_)) {
+            return LISTENER.wake_later();
+        }
+        let end = RECORDER.head();
+        let outcome = match core::mem::replace(&mut self.work, Work::None) {
+            Work::None | Work::Here(_) => return,
+            Work::Beside(thread) if !thread.is_finished() => {
+                self.work = Work::Beside(thread);
+                return self.come_back_soon();
+            }
+            Work::Beside(thread) => Some(thread.join().unwrap_or(Outcome::Lost)),
+            Work::Following(found) => {
+                let settings = *settings;
+                self.run(RECORDER.unread(end) <= EVENTS_HERE, move |_| follow(found, end, &settings))
+            }
+        };
+        let outcome = match outcome {
+            // As for marked steps: what is easy is planned at once.
+            Some(Outcome::Follow(found, 0)) => match easily_planned(&found) {
+                Some(outcome) => Some(outcome),
+                None => {
+                    // Nothing more is recorded; only the order of sizes says what the plan will come upon.
+                    route::set(self.phase == Phase::Planned, Watch::Sizes, settings.min_bytes);
+                    RECORDER.clear();
+                    self.run(false, move |here| planned(&found, here))
+                }
+            },
+            other => other,
+        };
+        match outcome {
+            None => self.come_back_soon(),
+            Some(Outcome::Plan(Some(proposal))) if proposal.blocks == 0 => self.lose(settings),
+            Some(Outcome::Follow(found, allocations)) => {
+                self.work = Work::Following(found);
+                RECORDER.wake_after(Some(allocations));
+            }
+            Some(Outcome::Plan(Some(proposal))) => {
+                RECORDER.wake_after(None);
+                RECORDER.clear();
+                self.steps = self.steps.max(1);
+                let (start, plans) = (proposal.found, self.plans);
+                self.install(*proposal, settings);
+                if self.plans == plans {
+                    // No memory; another time, perhaps.
+                    route::set(self.phase == Phase::Planned, Watch::Sizes, settings.min_bytes);
+                    return LISTENER.wake_after(DEAF);
+                }
+                self.start = start;
+                self.count_running();
+            }
+            Some(_) => self.lose(settings),
+        }
+    }
+
+    /// There is no rhythm after all, or nothing in it to plan.
+    fn lose(&mut self, settings: &Settings) {
+        RECORDER.wake_after(None);
+        RECORDER.clear();
+        if self.phase == Phase::Collecting {
+            self.phase = Phase::Waiting;
+        }
+        route::set(self.phase == Phase::Planned, Watch::Sizes, settings.min_bytes);
+        LISTENER.wake_later();
+    }
+
+    /// Looks again whether the thread beside is done.
+    fn come_back_soon(&mut self) {
+        RECORDER.wake_after(Some(SOON));
+        LISTENER.wake_after(SOON);
+    }
+
+    /// Counts what the running step has allocated already, when a plan has come into force in its midst.
+    fn count_running(&mut self) {
+        let Some(start) = self.start.filter(|_| self.phase == Phase::Planned) else { return };
+        let heard = LISTENER.classes(self.heard);
+        for class in start.running(&heard).iter().filter_map(|&bits| Class::from_bits(bits)) {
+            STATE.matcher.count(class);
+        }
+        // What the plan before missed is not this one's.
+        let _ = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
+        UNFIT.store(0, Relaxed);
+        UNFIT_MOST.store(UNFIT_LEAST.max(start.begin.allocations), Relaxed);
+        self.trims_left = TRIMS;
+        self.fitting = Fitting::new();
+        self.horizon = (SETTLING * LISTENER.heard()).min(DEAF);
+        route::set(true, Watch::Sizes, self.settings().min_bytes);
+        LISTENER.wake_after(TRIM_PAUSE);
+        (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
+    }
+
+    fn found_boundary(&mut self, class: Class) -> bool {
+        if self.marked || self.phase != Phase::Planned {
+            return false;
+        }
+        STATE.matcher.uncount(class);
+        let settings = self.settings();
+        let (faults, now) = (os::minor_faults(), os::now_ns());
+        let counted = self.figures(faults, now);
+        self.steps += self.start.map_or(1, |start| start.rhythm.steps as u64);
+        UNFIT.store(0, Relaxed);
+        if let Some(figures) = counted
+            && matches!(self.work, Work::None)
+            && (self.serves_too_little(&figures) | self.has_changed(&figures))
+        {
+            self.missed_steps = 0;
+            self.listen_again(&settings);
+        }
+        (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
+        true
+    }
+
+    /// True when a rhythm may be there that serves more, after some steps of which a part found no slot: what was taken for
+    /// the step was a layer of it, say.
+    fn serves_too_little(&mut self, figures: &StepFigures) -> bool {
+        self.tried_steps += 1;
+        self.tried.add(figures);
+        self.fitting.add(figures);
+        if self.tried_steps < self.tried_for {
+            return false;
+        }
+        let little = self.tried.unfit_exceeds(MISFIT);
+        (self.tried_steps, self.tried) = (0, Fitting::new());
+        if little {
+            self.tried_for = (2 * self.tried_for).min(TRIED_STEPS_MOST);
+        }
+        little && self.steps >= self.patient_until
+    }
+
+    /// No boundary came, and more than a step's requests found no slot: the program does something else.
+    fn out_of_rhythm(&mut self) {
+        let settings = self.settings();
+        UNFIT.store(0, Relaxed);
+        if self.marked || self.phase != Phase::Planned || !matches!(self.work, Work::None) {
+            return;
+        }
+        self.listen_again(&settings);
+    }
+
+    /// Looks for a better rhythm than that of the plan, which serves until then.
+    fn listen_again(&mut self, settings: &Settings) {
+        self.horizon = DEAF;
+        self.be_patient();
+        self.listen_anew(true, settings);
+    }
+
+    /// The next time that the program leaves its rhythm is given longer.
+    fn be_patient(&mut self) {
+        UNFIT_MOST.store(UNFIT_MOST.load(Relaxed).saturating_mul(2).min(1 << 30), Relaxed);
+        self.patient_until = self.steps + self.patience;
+        self.patience = (self.patience * 2).min(PATIENCE_MAX);
+    }
+}
+
+/// Cuts the log; where nothing more is wanted, `Follow` says so with 0.
+fn follow(mut found: Box<Found>, end: u64, settings: &Settings) -> Outcome {
+    match found.follow(&RECORDER, end, settings) {
+        Followed::More(allocations) => Outcome::Follow(found, allocations.max(1)),
+        Followed::Enough => Outcome::Follow(found, 0),
+        Followed::Lost => Outcome::Lost,
+    }
+}
+
+/// The plan of steps that were found.
+fn planned(found: &Found, here: bool) -> Outcome {
+    let effort = if here { Effort::Quick } else { Effort::Normal };
+    with_start(found, plan(&found.needs(), effort))
+}
+
+/// The same where it takes no time.
+fn easily_planned(found: &Found) -> Option<Outcome> {
+    let needs = found.needs();
+    let small = needs.step.problem.blocks.len() <= BLOCKS_HERE;
+    let easy = if small { plan(&needs, Effort::Quick).filter(|plan| plan.optimal) } else { None };
+    easy.map(|plan| with_start(found, Some(plan)))
+}
+
+fn with_start(found: &Found, proposal: Option<Box<Proposal>>) -> Outcome {
+    let Some(start) = found.start() else { return Outcome::Lost };
+    Outcome::Plan(proposal.map(|mut proposal| {
+        proposal.found = Some(start);
+        proposal
+    }))
+}
