@@ -10,6 +10,7 @@
 //! - `phases`: when collecting begins and ends;
 //! - `lifetimes`: blocks that outlive their step, double buffers, vectors that grow;
 //! - `limits`: bounded arenas, address space that runs out, forks;
+//! - `rhythm`: steps that nobody marks;
 //! - `settings`: bad values and the statistics signal;
 //! - `stall`: what a boundary costs the step's own thread.
 
@@ -20,6 +21,7 @@ mod operations;
 mod phases;
 mod process;
 mod program;
+mod rhythm;
 mod settings;
 mod shadow;
 mod stall;

@@ -33,6 +33,12 @@ pub fn contract() -> &'static Path {
     PROGRAM.get_or_init(|| compile("contract.c", "contract", &["-pthread", "-ldl"]))
 }
 
+/// `vfork.c`.
+pub fn vfork() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| compile("vfork.c", "vfork", &["-pthread"]))
+}
+
 /// `steps.c`.
 pub fn steps() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();

@@ -112,6 +112,22 @@ fn ends_with_the_line(case: &str) {
 }
 
 #[test]
+fn children_that_share_the_memory_take_nothing_from_their_parent() {
+    for backend in BACKENDS {
+        let figures = tempfile::NamedTempFile::new().expect("a file");
+        let mut command = process::preloaded(compiled::vfork(), backend);
+        let ended = process::finish(command.arg("300").env("STEPALLOC_JSON", figures.path())).with_status(0);
+        assert_eq!(ended.out(), "all bytes as they were\n", "over {backend}");
+        let told = std::fs::read_to_string(&figures).expect("figures");
+        // Whoever took the engine's lock from a thread that goes on with it would have begun it anew.
+        assert!(
+            told.contains("\"phase\": \"planned\"") && !told.contains("\"period_allocations\": null"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
 fn a_second_free_of_a_planned_block_ends_the_process_with_a_line() {
     ends_with_the_line("double_free");
 }

@@ -1,0 +1,252 @@
+//! Steps that nobody marks: found in recorded traces, told from what has none, planned anew when the program changes.
+
+use crate::process;
+use crate::shadow::{Block, Random};
+use crate::{scaled, test_name};
+use std::alloc::{Layout, alloc, dealloc};
+use std::env;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use stepalloc::Phase;
+use stepalloc_planner::{Event, Trace, trace};
+
+/// Names the trace that a child replays.
+const TRACE: &str = "STEPALLOC_TEST_TRACE";
+/// Steps replayed of each trace: it is gone through again and again.
+const REPLAYED: usize = 240;
+/// A step's time: planning beside the program takes some, too.
+const STEP: Duration = Duration::from_millis(5);
+/// Steps within which a rhythm must be planned: 27 of the 8 allocations of the smallest one, and what may pass while a
+/// plan is looked for.
+const PLANNED_WITHIN: usize = 96;
+
+/// `L` lines, and `S` lines but for counting, are not looked at.
+#[test]
+fn the_steps_of_recorded_programs_are_found_without_their_marks() {
+    let name = test_name!(the_steps_of_recorded_programs_are_found_without_their_marks);
+    if process::is_child(name) {
+        let path = env::var(TRACE).expect("a path");
+        return replay(&trace::read(path).expect("a trace"));
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
+    let Ok(files) = std::fs::read_dir(&folder) else {
+        eprintln!("SKIPPED: no traces in {}", folder.display());
+        return;
+    };
+    let mut paths: Vec<PathBuf> = files.map(|file| file.expect("a file of the directory").path()).collect();
+    paths.retain(|path| path.to_string_lossy().ends_with(".csv.gz"));
+    assert!(!paths.is_empty(), "no traces in {}", folder.display());
+    paths.sort();
+    for path in paths {
+        process::run(name, &[(TRACE, path.to_str().expect("a readable name"))]);
+    }
+}
+
+/// Replays the steps without marking them, and compares what was found with where they were marked.
+fn replay(trace: &Trace) {
+    let blocks =
+        1 + trace.steps.iter().flat_map(|step| &step.events).map(block).max().expect("events") as usize;
+    let mut live: Vec<Option<(*mut u8, Layout)>> = vec![None; blocks];
+    let mut found = Vec::with_capacity(REPLAYED);
+    let mut planned = None;
+    let mut steps = trace.steps.iter();
+    while found.len() < REPLAYED {
+        let Some(step) = steps.next() else {
+            // From the second step on again: the first one is the program's warm-up.
+            live.iter_mut().for_each(|block| free(block.take()));
+            steps = trace.steps[2..].iter();
+            continue;
+        };
+        for event in &step.events {
+            match *event {
+                Event::Allocate { block, size, align, .. } => {
+                    let layout =
+                        Layout::from_size_align(size as usize, align as usize).expect("a recorded size");
+                    // SAFETY: recorded sizes are not 0.
+                    let address = unsafe { alloc(layout) };
+                    assert!(!address.is_null());
+                    free(live[block as usize].replace((address, layout)));
+                }
+                Event::Free { block } => free(live[block as usize].take()),
+            }
+        }
+        // As long as steps take at least.
+        std::thread::sleep(STEP);
+        let statistics = stepalloc::statistics();
+        // The first plan may be that of layers within the step; the last one is looked at.
+        if planned.is_none_or(|(_, plans)| plans < statistics.plans) && statistics.phase == Phase::Planned {
+            planned = Some((found.len(), statistics.plans));
+        }
+        found.push(statistics.steps);
+    }
+    let (planned, _) = planned.unwrap_or_else(|| panic!("{}: no plan in {REPLAYED} steps", trace.name));
+    // Where steps of several sizes take turns, one boundary stands for all of them.
+    let turns: Vec<u64> = found.windows(2).map(|pair| pair[1] - pair[0]).skip(planned + 1).collect();
+    let each = *turns.iter().max().expect("steps after the plan");
+    let windows = turns.windows(each.max(1) as usize);
+    let (all, right) = (windows.len(), windows.filter(|turns| turns.iter().sum::<u64>() == each).count());
+    let statistics = stepalloc::statistics();
+    let last = statistics.last_steps;
+    println!(
+        "figures: {} planned_at={planned} steps_at_once={each} right={right} of={all} plans={} gap_per_mille={} \
+         fallback_per_mille={}",
+        trace.name,
+        statistics.plans,
+        last.gap_bytes * 1000 / last.planned_bytes.max(1),
+        last.fallback_bytes * 1000 / (last.planned_bytes + last.fallback_bytes).max(1),
+    );
+    assert!(!statistics.marked && each > 0);
+    assert!(right * 100 >= all * 99, "{}: {right} of {all} steps: {turns:?}", trace.name);
+    assert!(planned <= PLANNED_WITHIN * each as usize, "{}: planned in step {planned}", trace.name);
+}
+
+fn block(event: &Event) -> u32 {
+    match *event {
+        Event::Allocate { block, .. } | Event::Free { block } => block,
+    }
+}
+
+fn free(block: Option<(*mut u8, Layout)>) {
+    if let Some((address, layout)) = block {
+        // SAFETY: allocated with this layout, and taken from where it was.
+        unsafe { dealloc(address, layout) };
+    }
+}
+
+/// Layers of a step here.
+const LAYERS: usize = 8;
+
+/// A step of some layers, each of which keeps a block for the way back.
+fn step(width: usize, noise: &mut impl FnMut() -> usize) -> Result<(), String> {
+    let input = Block::new(40_000 + width, 1, false)?;
+    let mut kept = Vec::with_capacity(LAYERS);
+    for layer in 0..LAYERS {
+        let scratch = Block::new(90_000 + width + noise(), 1, false)?;
+        kept.push(Block::new(50_000 + 4_000 * layer + width, 64, false)?);
+        scratch.free()?;
+    }
+    let output = Block::new(70_000, 1, true)?;
+    while let Some(block) = kept.pop() {
+        let gradient = Block::new(64_000 + width + noise(), 1, false)?;
+        block.free()?;
+        gradient.free()?;
+    }
+    output.free()?;
+    input.free()
+}
+
+#[test]
+fn a_program_that_changes_is_planned_anew_and_nothing_grows() {
+    let name = test_name!(a_program_that_changes_is_planned_anew_and_nothing_grows);
+    process::scenario(name, &[], || {
+        let mut resident = Vec::new();
+        for change in 0..40 {
+            let width = [0, 40_000, 16_000, 80_000][change % 4];
+            let mut plans = Vec::new();
+            for _ in 0..50 {
+                step(width, &mut || 0).expect("blocks as they were");
+                plans.push(stepalloc::statistics().plans);
+            }
+            let after = plans.iter().position(|&plans| plans > change as u64);
+            assert!(after.is_some_and(|after| after < 30), "change {change}: {plans:?}");
+            resident.push(stepalloc::statistics().vm_rss_bytes);
+        }
+        let (early, late) = (resident[3], resident[39]);
+        println!(
+            "figures: resident_early={early} resident_late={late} plans={}",
+            stepalloc::statistics().plans
+        );
+        assert!(late <= early + early / 50, "{resident:?}");
+    });
+}
+
+#[test]
+fn sizes_that_follow_the_data_find_their_slots() {
+    let name = test_name!(sizes_that_follow_the_data_find_their_slots);
+    process::scenario(name, &[], || {
+        let mut random = Random::new(7);
+        for _ in 0..120 {
+            step(0, &mut || 64 * random.below(16)).expect("blocks as they were");
+        }
+        let statistics = stepalloc::statistics();
+        let last = statistics.last_steps;
+        assert_eq!(statistics.phase, Phase::Planned);
+        assert!(last.count >= 20 && last.fallback_bytes == 0, "{last:?}");
+        assert!(last.gap_bytes * 50 <= last.planned_bytes, "{last:?}");
+    });
+}
+
+#[test]
+fn a_block_that_grows_beyond_the_plan_is_left_to_the_backend() {
+    let name = test_name!(a_block_that_grows_beyond_the_plan_is_left_to_the_backend);
+    process::scenario(name, &[], || {
+        for _ in 0..60 {
+            step(0, &mut || 0).expect("blocks as they were");
+        }
+        assert_eq!(stepalloc::phase(), Phase::Planned);
+        // Gaps would hold it for a while, but each of them would have to be copied to.
+        let mut grown = Block::new(1000, 1, false).expect("memory");
+        for size in (1..20).map(|times| times * 33_333) {
+            grown.resize(size).expect("as it was");
+            assert!(!grown.is_in_arena(), "{size} bytes");
+        }
+        grown.free().expect("as it was");
+    });
+}
+
+#[test]
+fn what_has_no_rhythm_is_left_alone() {
+    let name = test_name!(what_has_no_rhythm_is_left_alone);
+    process::scenario(name, &[], || {
+        let mut random = Random::new(3);
+        for turn in 0..scaled(100_000) {
+            // Sizes at random, then one size all the time.
+            let size = if turn % 2000 < 1000 { 33_000 + random.below(60_000) } else { 65_536 };
+            let block = Block::new(size, 1, false).expect("memory");
+            block.free().expect("as it was");
+        }
+        let statistics = stepalloc::statistics();
+        assert_eq!((statistics.phase, statistics.arena_bytes), (Phase::Waiting, 0));
+        assert_eq!((statistics.steps, statistics.period_allocations), (0, None));
+    });
+}
+
+#[test]
+fn marks_win_over_what_was_found() {
+    let name = test_name!(marks_win_over_what_was_found);
+    let settings = [("START_STATISTIC_STEP", "5"), ("STABLE_STATISTIC_STEP", "3")];
+    process::scenario(name, &settings, || {
+        for _ in 0..60 {
+            step(0, &mut || 0).expect("blocks as they were");
+        }
+        let found = stepalloc::statistics();
+        assert_eq!((found.phase, found.marked, found.plans), (Phase::Planned, false, 1));
+        for _ in 0..200 {
+            stepalloc::boundary();
+            step(30_000, &mut || 0).expect("blocks as they were");
+        }
+        let marked = stepalloc::statistics();
+        assert_eq!((marked.marked, marked.steps, marked.plans), (true, 200, 2));
+        assert_eq!(marked.last_steps.fallback_allocations, 0);
+    });
+}
+
+#[test]
+fn threads_that_mark_nothing_lose_nothing() {
+    let name = test_name!(threads_that_mark_nothing_lose_nothing);
+    process::scenario(name, &[], || {
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                scope.spawn(move || {
+                    let mut random = Random::new(number);
+                    for round in 0..scaled(2_000) {
+                        let width = 1_000 * (round as usize / 300);
+                        let odd = if number % 2 == 0 { 64 * random.below(40) } else { 0 };
+                        step(width, &mut || odd).expect("blocks as they were");
+                    }
+                });
+            }
+        });
+        assert_eq!(stepalloc::statistics().arena_occupied_bytes, 0, "no block is alive");
+    });
+}
