@@ -2,8 +2,10 @@
 """PyTorch training under stepalloc and its rivals, in one sitting: memory, page faults, CPU time per step, loss.
 
     benches/pytorch.py [--runs 7] [--steps 40] [--workloads mlp,transformer,convnet] [--allocators NAME,...] [--spin] > results.csv
+    benches/pytorch.py --unmarked > results.csv
 
-Runs ../shared/workloads/torch_train.py, unmodified, with --mark; each round runs every allocator once, each time beginning
+Runs ../shared/workloads/torch_train.py, unmodified, with --mark; with --unmarked without it, so that its steps must be
+found: all five workloads, no settings, and jemalloc that returns every free page at once as a floor of memory. Each round runs every allocator once, each time beginning
 with another one. The rivals are Debian's libraries (libjemalloc2, libmimalloc2.0, libtcmalloc-minimal4) and must be
 installed. CPU time per step is the process's, all threads, between the script's own two clock readings: the median over the
 newest half of a run's steps, and over the runs. OpenBLAS's threads are told to sleep while they wait, as the script tells
@@ -29,6 +31,14 @@ RIVALS = {
     "mimalloc": {"LD_PRELOAD": LIBRARIES + "libmimalloc.so.2"},
     "tcmalloc": {"LD_PRELOAD": LIBRARIES + "libtcmalloc_minimal.so.4"},
 }
+# Returns every free page at once: at its pace nobody would train, but less memory cannot be had without planning.
+FLOOR = "jemalloc decay 0"
+FLOOR_SETTINGS = {
+    "LD_PRELOAD": LIBRARIES + "libjemalloc.so.2",
+    "MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0,narenas:1",
+}
+# Workloads in which what a step asks for is not always the same.
+VARYING = ("varlen", "recommender")
 OURS = {f"stepalloc/{b}": {**PLANNED, "STEPALLOC_BACKEND": b} for b in ("glibc", "jemalloc", "mimalloc")}
 
 # Run in the measured process: the workload as __main__, with the CPU time noted whenever it reads its clock.
@@ -47,10 +57,11 @@ json.dump(1e3 * statistics.median(newest), open(out, "w"))
 """
 
 
-def run(workload, steps, name):
+def run(workload, steps, name, marked):
     with tempfile.TemporaryDirectory() as folder:
         cpu, ours = pathlib.Path(folder, "cpu"), pathlib.Path(folder, "ours")
-        command = ["/usr/bin/python3", "-c", DRIVER, cpu, SCRIPT, workload, "--mark", "--steps", str(steps)]
+        command = ["/usr/bin/python3", "-c", DRIVER, cpu, SCRIPT, workload, "--steps", str(steps)]
+        command += ["--mark"] if marked else []
         if name in OURS:
             command = [TARGET / "stepalloc", "run", "--quiet", "--json", ours, "--"] + command
         environment = {**os.environ, **(RIVALS.get(name) or OURS.get(name) or {})}
@@ -65,13 +76,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--workloads", default="mlp,transformer,convnet")
-    parser.add_argument("--allocators", default=",".join([*RIVALS, *OURS]))
+    parser.add_argument("--workloads")
+    parser.add_argument("--allocators")
     parser.add_argument("--spin", action="store_true")
+    parser.add_argument("--unmarked", action="store_true")
     arguments = parser.parse_args()
+    marked = not arguments.unmarked
+    if not marked:
+        RIVALS[FLOOR] = FLOOR_SETTINGS
+        for settings in OURS.values():
+            for name in PLANNED:
+                del settings[name]
+    workloads = arguments.workloads or "mlp,transformer,convnet" + ("" if marked else ",varlen,recommender")
     if not arguments.spin:
         os.environ["OPENBLAS_THREAD_TIMEOUT"] = "4"
-    names = arguments.allocators.split(",")
+    names = arguments.allocators.split(",") if arguments.allocators else [*RIVALS, *OURS]
     if unknown := set(names) - {*RIVALS, *OURS}:
         sys.exit(f"unknown allocators {sorted(unknown)}; known are {[*RIVALS, *OURS]}")
     missing = [v["LD_PRELOAD"] for n in names if (v := RIVALS.get(n)) and not os.path.exists(v.get("LD_PRELOAD", "/"))]
@@ -82,12 +101,12 @@ def main():
     out.writerow(["workload", "allocator", "runs", "cpu_ms_per_step", "cpu_ms_min", "cpu_ms_max", "minor_faults_median",
                   "minor_faults_max", "vm_rss_mib", "vm_hwm_mib", "arena_mib", "arena_to_bound", "fallback_percent", "loss"])
     failed = []
-    for workload in arguments.workloads.split(","):
+    for workload in workloads.split(","):
         results = {name: [] for name in names}
         for turn in range(arguments.runs):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
-                results[name].append(run(workload, arguments.steps, name))
+                results[name].append(run(workload, arguments.steps, name, marked))
         row = {}
         for name, runs in results.items():
             median = lambda key: statistics.median(r[key] for r in runs)
@@ -104,22 +123,28 @@ def main():
                           median("vm_hwm_mib"), arena and f"{arena:.1f}", ratio and f"{ratio:.4f}",
                           fallback != "" and f"{fallback:.3f}" or "", " ".join(sorted({r["loss"] for r in runs}))])
             sys.stdout.flush()
-        rivals = [row[n] for n in names if n in RIVALS]
+        rivals = [row[n] for n in names if n in RIVALS and n != FLOOR]
+        varying = workload in VARYING
+        most_faults, most_fallback = (8, 5) if varying and not marked else (0, 0.1 if marked else 1)
         losses = {r["loss"] for n in names if n in ("glibc", *OURS) for r in results[n]}
         for name in (n for n in names if n in OURS and rivals):
             cpu, hwm = row[name][0] / min(r[0] for r in rivals), row[name][1] / min(r[1] for r in rivals)
             figures = {
                 f"CPU time {cpu:.3f} x the best rival's": cpu <= 1.02,
-                f"VmHWM {hwm:.3f} x the best rival's": hwm <= 1.01,
+                f"VmHWM {hwm:.3f} x the best rival's": hwm <= (1.01 if marked else 1),
                 f"arena {max(r['ours']['arena_bytes'] / r['ours']['lower_bound_bytes'] for r in results[name]):.4f} x its bound":
                     all(r["ours"]["arena_bytes"] <= 1.02 * r["ours"]["lower_bound_bytes"] for r in results[name]),
-                "fall-back at most 0.1 %": all(
-                    r["ours"]["last_steps"]["fallback_bytes"] <= 1e-3 * r["ours"]["last_steps"]["planned_bytes"]
+                f"fall-back at most {most_fallback} %": all(
+                    r["ours"]["last_steps"]["fallback_bytes"] <= most_fallback / 100 * r["ours"]["last_steps"]["planned_bytes"]
                     for r in results[name]),
-                f"faults median 0 (at most {max(r['minor_faults_max'] for r in results[name])}; faults.sh tells whose)":
-                    statistics.median(r["minor_faults_median"] for r in results[name]) == 0,
+                f"faults median {statistics.median(r['minor_faults_median'] for r in results[name]):.0f} (at most "
+                f"{max(r['minor_faults_max'] for r in results[name])}; faults.sh tells whose)":
+                    statistics.median(r["minor_faults_median"] for r in results[name]) <= most_faults,
                 "losses equal": len(losses) == 1,
             }
+            if FLOOR in row:
+                over = row[name][1] / row[FLOOR][1]
+                figures[f"VmHWM {over:.3f} x that of {FLOOR}"] = over <= 1.01
             failed += [(workload, name)] if not all(figures.values()) else []
             said = ", ".join(figure if holds else f"{figure} (DOES NOT HOLD)" for figure, holds in figures.items())
             print(f"{workload}, {name}: {said}", file=sys.stderr, flush=True)
