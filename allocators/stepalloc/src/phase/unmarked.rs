@@ -27,6 +27,8 @@ const LEAST_PERIOD: usize = 40;
 const SOON: u64 = 64;
 /// Requests without a slot that a step may have at least before the program counts as out of its rhythm.
 const UNFIT_LEAST: u32 = 32;
+/// After so many steps without a slot at most it is looked for another rhythm, however often that was in vain.
+const UNFIT_STEPS: u32 = 8;
 /// The backend's caches are given back so often in the first period of a plan: what was alive when it came into force is
 /// freed by and by, and a period may be many steps.
 const TRIMS: u8 = 8;
@@ -197,7 +199,6 @@ impl Engine {
         if self.phase == Phase::Planned && LISTENER.heard() >= self.horizon {
             // What is planned takes the short way from now on.
             route::set(true, Watch::Nothing, settings.min_bytes);
-            self.be_patient();
         }
         LISTENER.wake_later();
     }
@@ -300,7 +301,7 @@ impl Engine {
         // What the plan before missed is not this one's.
         let _ = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
         UNFIT.store(0, Relaxed);
-        UNFIT_MOST.store(UNFIT_LEAST.max(start.begin.allocations), Relaxed);
+        UNFIT_MOST.store(self.unfit_in_a_step(), Relaxed);
         self.trims_left = TRIMS;
         self.fitting = Fitting::new();
         self.horizon = (SETTLING * LISTENER.heard()).min(DEAF);
@@ -357,6 +358,10 @@ impl Engine {
         self.listen_again(&settings);
     }
 
+    fn unfit_in_a_step(&self) -> u32 {
+        UNFIT_LEAST.max(self.start.map_or(0, |start| start.begin.allocations))
+    }
+
     /// Looks for a better rhythm than that of the plan, which serves until then.
     fn listen_again(&mut self, settings: &Settings) {
         self.horizon = DEAF;
@@ -366,7 +371,8 @@ impl Engine {
 
     /// The next time that the program leaves its rhythm is given longer.
     fn be_patient(&mut self) {
-        UNFIT_MOST.store(UNFIT_MOST.load(Relaxed).saturating_mul(2).min(1 << 30), Relaxed);
+        let most = self.unfit_in_a_step().saturating_mul(UNFIT_STEPS);
+        UNFIT_MOST.store(UNFIT_MOST.load(Relaxed).saturating_mul(2).min(most), Relaxed);
         self.patient_until = self.steps + self.patience;
         self.patience = (self.patience * 2).min(PATIENCE_MAX);
     }
