@@ -141,15 +141,15 @@ struct Engine {
     missed_steps: u32,
     helped_steps: u32,
     /// Steps that were found since it was last asked whether they are the right ones.
-    tried_steps: u32,
+    tried: Fitting,
     /// Steps after which it is asked.
     tried_for: u32,
-    /// Planned-size bytes of these steps, and those without a slot.
-    tried: Fitting,
     /// The same since the plan came into force.
     fitting: Fitting,
     /// Allocations to be heard before the rhythm that was planned counts as the right one.
     horizon: u64,
+    /// The same where the plan leaves next to nothing over.
+    settling: u64,
     patience: u64,
     /// No new collecting before this step.
     patient_until: u64,
@@ -205,11 +205,11 @@ impl Engine {
             trims_left: 0,
             missed_steps: 0,
             helped_steps: 0,
-            tried_steps: 0,
             tried_for: unmarked::TRIED_STEPS,
             tried: Fitting::new(),
             fitting: Fitting::new(),
             horizon: 0,
+            settling: 0,
             patience: PATIENCE,
             patient_until: 0,
         }

@@ -44,6 +44,8 @@ const TRIED_STEPS_MOST: u32 = 1 << 14;
 const MISFIT: u64 = 20;
 /// The same before a longer one is believed that was heard just after the first plan.
 const MISFIT_SETTLING: u64 = 5;
+/// Steps after which a plan that serves all but this is believed, once as much was heard again as before it.
+const FITTING_STEPS: u32 = 4;
 /// Allocations heard while a plan serves after which a better rhythm is given up looking for.
 const DEAF: u64 = 1 << 16;
 /// The same for the first plan of a rhythm, in parts of what was heard before: what was planned first may be the layers of
@@ -53,16 +55,18 @@ const SETTLING: u64 = 8;
 /// Planned-size bytes, and those of them that found no slot.
 #[derive(Clone, Copy)]
 pub(super) struct Fitting {
+    steps: u32,
     all: u64,
     unfit: u64,
 }
 
 impl Fitting {
     pub(super) const fn new() -> Self {
-        Self { all: 0, unfit: 0 }
+        Self { steps: 0, all: 0, unfit: 0 }
     }
 
     fn add(&mut self, figures: &StepFigures) {
+        self.steps += 1;
         self.all += figures.planned.bytes + figures.fallback.bytes;
         self.unfit += figures.gap.bytes + figures.fallback.bytes;
     }
@@ -196,11 +200,17 @@ impl Engine {
 
     /// Goes on listening, or gives it up where a plan serves for long enough.
     fn found_nothing(&mut self, settings: &Settings) {
-        if self.phase == Phase::Planned && LISTENER.heard() >= self.horizon {
+        let heard = LISTENER.heard();
+        if self.phase == Phase::Planned && (heard >= self.horizon || heard >= self.settling && self.fits()) {
             // What is planned takes the short way from now on.
             route::set(true, Watch::Nothing, settings.min_bytes);
         }
         LISTENER.wake_later();
+    }
+
+    /// Whether the plan serves all that it is asked for, as far as was seen.
+    fn fits(&self) -> bool {
+        self.fitting.steps >= FITTING_STEPS && !self.fitting.unfit_exceeds(MISFIT_SETTLING)
     }
 
     /// Whether a rhythm that was heard calls for a plan other than the one that serves: it asks for other sizes, or it is
@@ -305,6 +315,7 @@ impl Engine {
         self.trims_left = TRIMS;
         self.fitting = Fitting::new();
         self.horizon = (SETTLING * LISTENER.heard()).min(DEAF);
+        self.settling = 2 * LISTENER.heard();
         route::set(true, Watch::Sizes, self.settings().min_bytes);
         LISTENER.wake_after(TRIM_PAUSE);
         (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
@@ -334,14 +345,13 @@ impl Engine {
     /// True when a rhythm may be there that serves more, after some steps of which a part found no slot: what was taken for
     /// the step was a layer of it, say.
     fn serves_too_little(&mut self, figures: &StepFigures) -> bool {
-        self.tried_steps += 1;
         self.tried.add(figures);
         self.fitting.add(figures);
-        if self.tried_steps < self.tried_for {
+        if self.tried.steps < self.tried_for {
             return false;
         }
         let little = self.tried.unfit_exceeds(MISFIT);
-        (self.tried_steps, self.tried) = (0, Fitting::new());
+        self.tried = Fitting::new();
         if little {
             self.tried_for = (2 * self.tried_for).min(TRIED_STEPS_MOST);
         }
@@ -364,7 +374,7 @@ impl Engine {
 
     /// Looks for a better rhythm than that of the plan, which serves until then.
     fn listen_again(&mut self, settings: &Settings) {
-        self.horizon = DEAF;
+        (self.horizon, self.settling) = (DEAF, DEAF);
         self.be_patient();
         self.listen_anew(true, settings);
     }
