@@ -64,7 +64,6 @@ const HEAD_DIFFERS: usize = 2;
 const DRIFT: usize = 8;
 /// What is alive at a boundary may exceed the least by one part in this many of the difference to the most.
 const LITTLE: u64 = 64;
-
 /// A size is rare enough for a boundary when it comes at most this many times as often as the rarest.
 const RARE: usize = 2;
 

@@ -15,7 +15,9 @@ static OWNER: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
 /// From now on children are told apart by whether their memory is their own.
 pub(crate) fn tell_children_apart() {
-    if let Some(page) = os::map_wiped_on_fork().filter(|_| OWNER.load(Relaxed).is_null()) {
+    if OWNER.load(Relaxed).is_null()
+        && let Some(page) = os::map_wiped_on_fork()
+    {
         OWNER.store(page.cast(), Release);
         is_own(os::pid());
     }

@@ -24,7 +24,7 @@ use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering::*};
 use std::thread::{self, JoinHandle};
-use stepalloc_planner::Effort;
+use stepalloc_planner::{Effort, rhythm};
 
 mod unmarked;
 
@@ -52,8 +52,6 @@ const PATIENCE: u64 = 8;
 const HELPED_STEPS: u32 = 8;
 /// At most so many.
 const PATIENCE_MAX: u64 = 4096;
-/// A process that made no step has something to tell when so many allocations were listened to.
-const TOLD: u64 = 96;
 /// The lock is waited for at most this often at the end of the process, when its holder may be gone.
 const EXIT_ATTEMPTS: u32 = 1000;
 
@@ -356,11 +354,8 @@ impl Engine {
         };
         let outcome = match outcome {
             Some(Outcome::Enough(needs)) => {
-                let small = needs.step.problem.blocks.len() <= BLOCKS_HERE;
                 route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
-                // What is easy is planned at once. Anything else may take some tenths of a second.
-                let easy = if small { plan(&needs, Effort::Quick).filter(|plan| plan.optimal) } else { None };
-                match easy {
+                match easy_plan(&needs) {
                     Some(plan) => Some(Outcome::Plan(Some(plan))),
                     None => self.run(false, move |here| {
                         Outcome::Plan(plan(&needs, if here { Effort::Quick } else { Effort::Normal }))
@@ -517,6 +512,12 @@ fn merge(mut collector: Box<Collector>, ends: &[u64], settings: &Settings, here:
     Outcome::More(collector)
 }
 
+/// A plan of what is easy, made at once. Anything else may take some tenths of a second.
+fn easy_plan(needs: &Needs) -> Option<Box<Proposal>> {
+    let small = needs.step.problem.blocks.len() <= BLOCKS_HERE;
+    if small { plan(needs, Effort::Quick).filter(|plan| plan.optimal) } else { None }
+}
+
 fn plan(needs: &Needs, effort: Effort) -> Option<Box<Proposal>> {
     let shift = STATE.arena.is_open().then(|| STATE.arena.shift());
     let quick = Proposal::of(needs, Effort::Quick, shift)?;
@@ -547,7 +548,9 @@ extern "C" fn write_json_file() {
     }
     let mut text = Text::<JSON_BYTES>::new();
     let snapshot = ENGINE.with(Some(EXIT_ATTEMPTS), |engine| engine.statistics());
-    let Some(snapshot) = snapshot.filter(|snapshot| snapshot.steps > 0 || LISTENER.heard() >= TOLD) else {
+    let Some(snapshot) =
+        snapshot.filter(|snapshot| snapshot.steps > 0 || LISTENER.heard() >= rhythm::EVIDENCE as u64)
+    else {
         return;
     };
     let _ = snapshot.write_json(&mut text);

@@ -472,10 +472,7 @@ fn serve(size: usize, align: usize) -> Option<*mut u8> {
 /// A slot of the arena for a block that moves, if there is one.
 fn serve_from_slot(size: usize, align: usize) -> Option<*mut u8> {
     let class = Class::of(size, align).filter(|_| align <= os::BASE_ALIGN)?;
-    let mut found = STATE.matcher.claim(&STATE.arena, class);
-    if found == Match::Over && phase::found_boundary(class) {
-        found = STATE.matcher.claim(&STATE.arena, class);
-    }
+    let found = in_step(STATE.matcher.claim(&STATE.arena, class), class);
     if let Match::Slot(block) = found {
         return Some(block);
     }
@@ -488,34 +485,28 @@ fn serve_from_slot(size: usize, align: usize) -> Option<*mut u8> {
     None
 }
 
-/// The first request of a step that nobody marked: the last one ends here.
-#[cold]
-fn serve_in_next_step(class: Class) -> Option<*mut u8> {
-    if !phase::found_boundary(class) {
-        // Another thread is about it.
-        MISSES.counted.add(class.bytes());
-        return serve_from_gap(class);
-    }
-    match STATE.matcher.claim(&STATE.arena, class) {
-        Match::Over => serve_from_gap(class),
-        found => found_or_gap(found, class),
+/// What the matcher found, in the next step where this request begins it, which nobody has marked: the last one ends here.
+fn in_step(found: Match, class: Class) -> Match {
+    match found {
+        Match::Over if phase::found_boundary(class) => STATE.matcher.claim(&STATE.arena, class),
+        found => found,
     }
 }
 
 /// The block the matcher found, or a gap where it found none though it should have.
 fn found_or_gap(found: Match, class: Class) -> Option<*mut u8> {
-    match found {
+    match in_step(found, class) {
         Match::Slot(block) => Some(block),
         Match::Unplanned => {
             MISSES.counted.add(class.bytes());
             None
         }
-        Match::Busy => {
+        // Over: another thread is about the boundary.
+        Match::Busy | Match::Over => {
             MISSES.counted.add(class.bytes());
             serve_from_gap(class)
         }
         Match::Unknown => serve_from_gap(class),
-        Match::Over => serve_in_next_step(class),
     }
 }
 

@@ -6,7 +6,7 @@
 //! by all others having come. An allocation asks for the engine's lock once and goes on where it is held.
 
 use super::{
-    BLOCKS_HERE, ENGINE, EVENTS_HERE, Engine, FORKED, Outcome, PATIENCE_MAX, Phase, TORN, Work, plan, trim,
+    ENGINE, EVENTS_HERE, Engine, FORKED, Outcome, PATIENCE_MAX, Phase, TORN, Work, easy_plan, plan, trim,
 };
 use crate::collector::Proposal;
 use crate::found::{Followed, Found};
@@ -405,10 +405,7 @@ fn planned(found: &Found, here: bool) -> Outcome {
 
 /// The same where it takes no time.
 fn easily_planned(found: &Found) -> Option<Outcome> {
-    let needs = found.needs();
-    let small = needs.step.problem.blocks.len() <= BLOCKS_HERE;
-    let easy = if small { plan(&needs, Effort::Quick).filter(|plan| plan.optimal) } else { None };
-    easy.map(|plan| with_start(found, Some(plan)))
+    easy_plan(&found.needs()).map(|plan| with_start(found, Some(plan)))
 }
 
 fn with_start(found: &Found, proposal: Option<Box<Proposal>>) -> Outcome {
