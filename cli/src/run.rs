@@ -231,6 +231,7 @@ fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) 
         "failed_plans": 0,
         "arena_bytes": 0,
         "arena_occupied_bytes": 0,
+        "kinds": 0,
         "lower_bound_bytes": 0,
         "planned_blocks": 0,
         "last_steps": {

@@ -48,6 +48,8 @@ const CONTOUR_SHARE: f64 = 0.85;
 const KAPPA: f64 = 0.6;
 /// A longer period must agree so much more to be preferred.
 const BETTER: f64 = 0.02;
+/// The same of contours: of steps of other sizes some always differ.
+const CONTOUR_BETTER: f64 = 0.06;
 /// Beyond this share a rhythm leaves nothing over: a shorter one must do so, too, or it is that of layers between which
 /// little else comes.
 const WHOLE: f64 = 0.995;
@@ -94,12 +96,17 @@ impl Rhythm {
         Rhythm { period: times * self.period, steps: times * self.steps, ..self }
     }
 
+    /// Whether sizes come again, and not their contour only.
+    pub fn repeats(&self) -> bool {
+        self.share >= SHARE
+    }
+
     /// Whether all of a sequence of allocations keeps to the rhythm, beyond the first period, to which nothing compares.
     pub fn holds(&self, sizes: &[u64]) -> bool {
         let Some(window) = sizes.len().checked_sub(self.period + 1).filter(|&window| window > 0) else {
             return false;
         };
-        if self.share >= SHARE {
+        if self.repeats() {
             is_rhythm(sizes, self.period, window)
         } else {
             is_contour(sizes, self.period, window)
@@ -149,14 +156,17 @@ fn find_contour(sizes: &[u64], candidates: impl Iterator<Item = usize>) -> Optio
     let window = window(*periods.last()?);
     let share = |period: usize| contours_alike(sizes, period, window);
     let best = periods.iter().map(|&period| share(period)).fold(0.0, f64::max);
-    let period = periods.iter().copied().find(|&period| share(period) >= best - BETTER)?;
+    let period = periods.iter().copied().find(|&period| share(period) >= best - CONTOUR_BETTER)?;
     Some(Rhythm { period, steps: 1, share: bytes_alike(sizes, period, period) })
 }
 
 /// Where a step is best said to begin: the number of allocations, less than `period`, after which little is alive and
 /// the next allocation is of a size that is rare in the period and the same in all that was seen. `earlier` are the sizes
 /// allocated just before the changes. `None` where these are less than a period.
-pub fn boundary(earlier: &[u64], changes: &[Change], period: usize) -> Option<usize> {
+///
+/// Where only the contour repeats, every kind of step begins with a size of its own.
+pub fn boundary(earlier: &[u64], changes: &[Change], rhythm: &Rhythm) -> Option<usize> {
+    let period = rhythm.period;
     let first = earlier.len();
     let mut alive = 0i64;
     let mut before = vec![0; first];
@@ -181,10 +191,11 @@ pub fn boundary(earlier: &[u64], changes: &[Change], period: usize) -> Option<us
     let most = before[newest..].iter().max()?;
     let little = least + (most - least) / LITTLE as i64;
     let steady = |at: usize| (at % period..at).step_by(period).all(|earlier| sizes[earlier] == sizes[at]);
+    let low = |at: usize| before[at] <= little;
     // Steady sizes at a low, then steady ones anywhere, then whatever there is.
     let places = [
-        (newest..sizes.len()).filter(|&at| steady(at) && before[at] <= little).collect::<Vec<_>>(),
-        (newest..sizes.len()).filter(|&at| steady(at)).collect(),
+        (newest..sizes.len()).filter(|&at| steady(at) && low(at)).collect::<Vec<_>>(),
+        (newest..sizes.len()).filter(|&at| if rhythm.repeats() { steady(at) } else { low(at) }).collect(),
         (newest..sizes.len()).collect(),
     ];
     let places = places.into_iter().find(|places| !places.is_empty())?;
@@ -217,7 +228,7 @@ fn contour(before: u64, size: u64) -> Ordering {
 }
 
 /// Whether two sizes differ by so little that they may stand for each other.
-pub(crate) fn alike(a: u64, b: u64) -> bool {
+pub fn alike(a: u64, b: u64) -> bool {
     a.abs_diff(b) <= a.max(b) / ALIKE
 }
 
@@ -429,10 +440,11 @@ mod tests {
             }
             changes.push(Change::Allocate(size));
         }
-        let begins = boundary(&[], &changes, one.len()).expect("two periods");
+        let rhythm = Rhythm { period: one.len(), steps: 1, share: 1.0 };
+        let begins = boundary(&[], &changes, &rhythm).expect("two periods");
         // The first rare size after the frees.
         assert!((2..=4).contains(&begins), "{begins}");
-        assert_eq!(boundary(&[], &changes[..10], one.len()), None);
+        assert_eq!(boundary(&[], &changes[..10], &rhythm), None);
     }
 
     #[test]

@@ -114,25 +114,33 @@ fn free(block: Option<(*mut u8, Layout)>) {
 }
 
 /// Layers of a step here.
-const LAYERS: usize = 8;
+const LAYERS: usize = 16;
 
-/// A step of some layers, each of which keeps a block for the way back.
-fn step(width: usize, noise: &mut impl FnMut() -> usize) -> Result<(), String> {
-    let input = Block::new(40_000 + width, 1, false)?;
+/// A step of some layers, each of which keeps a block for the way back. Blocks grow with the `length` of what is worked on,
+/// in parts of 40, but for one.
+fn step(length: usize, noise: &mut impl FnMut() -> usize) -> Result<(), String> {
+    let block = |bytes: usize, align| Block::new(bytes * length / 40, align, false);
+    let input = block(40_000, 1)?;
     let mut kept = Vec::with_capacity(LAYERS);
     for layer in 0..LAYERS {
-        let scratch = Block::new(90_000 + width + noise(), 1, false)?;
-        kept.push(Block::new(50_000 + 4_000 * layer + width, 64, false)?);
+        let scratch = block(90_000 + noise(), 1)?;
+        kept.push(block(50_000 + 4_000 * layer, 64)?);
         scratch.free()?;
     }
     let output = Block::new(70_000, 1, true)?;
-    while let Some(block) = kept.pop() {
-        let gradient = Block::new(64_000 + width + noise(), 1, false)?;
-        block.free()?;
+    while let Some(kept) = kept.pop() {
+        let gradient = block(64_000 + noise(), 1)?;
+        kept.free()?;
         gradient.free()?;
     }
     output.free()?;
     input.free()
+}
+
+/// Whether the newest of the last steps found all it asked for in the arena, and nearly all in its slots.
+fn is_served() -> bool {
+    let last = stepalloc::statistics().last_steps;
+    last.fallback_bytes == 0 && last.gap_bytes * 50 <= last.planned_bytes
 }
 
 #[test]
@@ -140,23 +148,94 @@ fn a_program_that_changes_is_planned_anew_and_nothing_grows() {
     let name = test_name!(a_program_that_changes_is_planned_anew_and_nothing_grows);
     process::scenario(name, &[], || {
         let mut resident = Vec::new();
-        for change in 0..40 {
-            let width = [0, 40_000, 16_000, 80_000][change % 4];
+        for change in 0..40usize {
+            // No two in a row alike, the first as long as any.
+            let length = 81 - change * 7 % 41;
             let mut plans = Vec::new();
             for _ in 0..50 {
-                step(width, &mut || 0).expect("blocks as they were");
+                step(length, &mut || 0).expect("blocks as they were");
                 plans.push(stepalloc::statistics().plans);
             }
-            let after = plans.iter().position(|&plans| plans > change as u64);
+            let before = if change == 0 { 0 } else { plans[0] };
+            let after = plans.iter().position(|&plans| plans > before);
             assert!(after.is_some_and(|after| after < 30), "change {change}: {plans:?}");
             resident.push(stepalloc::statistics().vm_rss_bytes);
         }
-        let (early, late) = (resident[3], resident[39]);
+        let (early, late) = (resident[9], resident[39]);
+        let statistics = stepalloc::statistics();
         println!(
-            "figures: resident_early={early} resident_late={late} plans={}",
-            stepalloc::statistics().plans
+            "figures: resident_early={early} resident_late={late} plans={} kinds={}",
+            statistics.plans, statistics.kinds
         );
         assert!(late <= early + early / 50, "{resident:?}");
+        assert!(statistics.kinds <= 8, "as many as are kept");
+    });
+}
+
+#[test]
+fn kinds_of_steps_that_come_again_have_their_plans() {
+    let name = test_name!(kinds_of_steps_that_come_again_have_their_plans);
+    process::scenario(name, &[], || {
+        let lengths = [40, 80, 56, 120];
+        let mut plans = Vec::new();
+        for change in 0..40 {
+            for _ in 0..50 {
+                step(lengths[change % 4], &mut || 0).expect("blocks as they were");
+            }
+            plans.push(stepalloc::statistics().plans);
+        }
+        let statistics = stepalloc::statistics();
+        assert_eq!((plans[7], statistics.plans), (4, 4), "each is planned once: {plans:?}");
+        assert_eq!(statistics.kinds, 4);
+        assert!(is_served(), "{:?}", statistics.last_steps);
+        // From one step to the next.
+        for round in 0..240 {
+            step(lengths[round % 4], &mut || 0).expect("blocks as they were");
+        }
+        assert!(is_served(), "{:?}", stepalloc::statistics().last_steps);
+    });
+}
+
+#[test]
+fn steps_of_several_lengths_at_random_find_their_slots() {
+    for marked in [false, true] {
+        let name = test_name!(steps_of_several_lengths_at_random_find_their_slots);
+        let settings = [
+            ("START_STATISTIC_STEP", "5"),
+            ("STABLE_STATISTIC_STEP", if marked { "20" } else { "0" }),
+            ("STEPALLOC_TEST_MARKED", if marked { "1" } else { "0" }),
+        ];
+        process::scenario(name, &settings, || {
+            let marked = env::var("STEPALLOC_TEST_MARKED").is_ok_and(|value| value == "1");
+            let mut random = Random::new(11);
+            for _ in 0..400 {
+                if marked {
+                    stepalloc::boundary();
+                }
+                let length = [40, 80, 56, 120, 160][random.below(5)];
+                step(length, &mut || 0).expect("blocks as they were");
+            }
+            let statistics = stepalloc::statistics();
+            println!("figures: marked={marked} {}", statistics.to_json());
+            assert_eq!((statistics.marked, statistics.kinds), (marked, 5));
+            assert!(is_served(), "{:?}", statistics.last_steps);
+        });
+    }
+}
+
+#[test]
+fn lengths_that_never_come_again_find_gaps() {
+    let name = test_name!(lengths_that_never_come_again_find_gaps);
+    process::scenario(name, &[], || {
+        let mut random = Random::new(12);
+        for _ in 0..400 {
+            step(40 + random.below(400), &mut || 0).expect("blocks as they were");
+        }
+        let statistics = stepalloc::statistics();
+        let last = statistics.last_steps;
+        println!("figures: {}", statistics.to_json());
+        assert_eq!(statistics.phase, Phase::Planned);
+        assert!(last.fallback_bytes * 10 <= last.planned_bytes, "{last:?}");
     });
 }
 
@@ -166,7 +245,7 @@ fn sizes_that_follow_the_data_find_their_slots() {
     process::scenario(name, &[], || {
         let mut random = Random::new(7);
         for _ in 0..120 {
-            step(0, &mut || 64 * random.below(16)).expect("blocks as they were");
+            step(40, &mut || 64 * random.below(16)).expect("blocks as they were");
         }
         let statistics = stepalloc::statistics();
         let last = statistics.last_steps;
@@ -181,7 +260,7 @@ fn a_block_that_grows_beyond_the_plan_is_left_to_the_backend() {
     let name = test_name!(a_block_that_grows_beyond_the_plan_is_left_to_the_backend);
     process::scenario(name, &[], || {
         for _ in 0..60 {
-            step(0, &mut || 0).expect("blocks as they were");
+            step(40, &mut || 0).expect("blocks as they were");
         }
         assert_eq!(stepalloc::phase(), Phase::Planned);
         // Gaps would hold it for a while, but each of them would have to be copied to.
@@ -217,13 +296,13 @@ fn marks_win_over_what_was_found() {
     let settings = [("START_STATISTIC_STEP", "5"), ("STABLE_STATISTIC_STEP", "3")];
     process::scenario(name, &settings, || {
         for _ in 0..60 {
-            step(0, &mut || 0).expect("blocks as they were");
+            step(40, &mut || 0).expect("blocks as they were");
         }
         let found = stepalloc::statistics();
         assert_eq!((found.phase, found.marked, found.plans), (Phase::Planned, false, 1));
         for _ in 0..200 {
             stepalloc::boundary();
-            step(30_000, &mut || 0).expect("blocks as they were");
+            step(70, &mut || 0).expect("blocks as they were");
         }
         let marked = stepalloc::statistics();
         assert_eq!((marked.marked, marked.steps, marked.plans), (true, 200, 2));
@@ -240,9 +319,9 @@ fn threads_that_mark_nothing_lose_nothing() {
                 scope.spawn(move || {
                     let mut random = Random::new(number);
                     for round in 0..scaled(2_000) {
-                        let width = 1_000 * (round as usize / 300);
+                        let length = 40 + round as usize / 300;
                         let odd = if number % 2 == 0 { 64 * random.below(40) } else { 0 };
-                        step(width, &mut || odd).expect("blocks as they were");
+                        step(length, &mut || odd).expect("blocks as they were");
                     }
                 });
             }

@@ -6,13 +6,14 @@
 use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
 use crate::cells::Cut;
 use crate::found::Start;
-use crate::matcher::{Class, ClassSlots};
+use crate::matcher::{Begin, Class, ClassSlots, KINDS, Tables};
 use crate::recorder::{self, Recorder};
 use crate::settings::Settings;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 use std::time::Duration;
-use stepalloc_planner::{Block, Effort, Event, Families, Plan, Planner, Problem, StepProblem, Steps};
+use stepalloc_planner::{Block, Effort, Event, Families, Planner, Problem, StepProblem, Steps, rhythm};
 
 /// What a lower plan is worth: while it is looked for, the backend serves. Nearly all recorded steps take far less.
 const TIME_LIMIT: Duration = Duration::from_millis(250);
@@ -21,12 +22,25 @@ const TIME_LIMIT: Duration = Duration::from_millis(250);
 /// smaller granules make gaps and the table of blocks dearer.
 const ROUNDING_SHARE: u64 = 128;
 
-/// Steps of a rhythm that are merged: the first shows what a step asks for, the second what lives on into it.
+/// Steps of a rhythm that are merged of each kind: the first shows what a step asks for, the second what lives on into it.
 const FOUND_STEPS: u32 = 2;
+/// Steps of a rhythm that are waited for in vain for another kind, for each kind seen.
+const NO_OTHER_KIND: u64 = 3;
+/// Steps of a rhythm that are collected at most, where none is like another.
+const FOUND_STEPS_MOST: u64 = 3 * KINDS as u64;
+/// Steps are of one kind when so many of their bytes are asked for in blocks of the same sizes, in percent.
+const SAME_KIND: u64 = 90;
+/// Bytes by which one plan for all kinds may be higher than one for each, where blocks live on from step to step: one part
+/// in this many. Plans made for each kind alone have another place for them.
+const SHARED_COSTS: u64 = 50;
 
 /// What collecting has learned so far.
 pub(crate) struct Collector {
-    steps: Steps,
+    kinds: Vec<Kind>,
+    /// Blocks that lived on when their step ended, and the number of its kind.
+    left: HashMap<u32, u64>,
+    /// Kinds seen so far, also such as were forgotten.
+    numbers: u64,
     /// Sizes that follow the data.
     families: Families,
     /// Sizes of the last step's allocations.
@@ -36,6 +50,32 @@ pub(crate) struct Collector {
     events: Vec<Event>,
     collected: u64,
     stable: u64,
+    /// Steps since a kind was seen for the first time.
+    nothing_new: u64,
+}
+
+/// When collecting is over.
+#[derive(Clone, Copy)]
+pub(crate) enum Until {
+    /// When more than so many steps in a row changed nothing, as DeepRec's STABLE says.
+    Stable(u64),
+    /// When steps of so many kinds at least were seen, each of them twice; or no other kind for some time.
+    Seen { kinds: usize },
+}
+
+/// A kind of step.
+struct Kind {
+    number: u64,
+    steps: Steps,
+    /// Sizes of a step, ascending, and their sum.
+    sizes: Vec<u64>,
+    bytes: u64,
+    /// The step's first allocation.
+    first: Option<Class>,
+    /// When it was seen last.
+    newest: u64,
+    /// Blocks that were freed in steps of other kinds since.
+    freed: Vec<Event>,
 }
 
 /// Turns addresses into handles of blocks.
@@ -48,23 +88,27 @@ pub(crate) struct Translator {
     freed: (usize, u32),
 }
 
-/// What is to be planned.
+/// What is to be planned of one kind of step.
+#[derive(Clone)]
 pub(crate) struct Needs {
     pub(crate) step: StepProblem,
     /// Smallest and largest size of each family.
     pub(crate) families: Vec<(u64, u64)>,
+    /// How steps are known to begin, where nobody marks them.
+    pub(crate) begin: Option<Begin>,
 }
 
-/// A plan in the words of the matcher and the arena.
+/// Plans in the words of the matcher and the arena, one for each kind of step.
 pub(crate) struct Proposal {
-    pub(crate) classes: Vec<ClassSlots>,
-    /// Smallest and largest size of each family, whose class is that of the largest.
-    pub(crate) families: Vec<(u64, u64)>,
-    /// The arena cut at the slots' edges.
+    /// What was planned.
+    pub(crate) needs: Vec<Arc<Needs>>,
+    /// The slots of each.
+    slots: Vec<Vec<ClassSlots>>,
+    /// The arena cut at all slots' edges.
     pub(crate) cut: Cut,
     /// log2 of the granule's bytes.
     pub(crate) shift: u32,
-    /// Height of the plan in granules.
+    /// Height of the highest plan in granules.
     granules: u32,
     /// The largest load in bytes, sizes rounded up to a cache line only: no plan is smaller.
     pub(crate) lower_bound: u64,
@@ -72,20 +116,23 @@ pub(crate) struct Proposal {
     pub(crate) optimal: bool,
     /// Blocks planned.
     pub(crate) blocks: u64,
-    /// How steps are known to begin, where they were found.
+    /// The rhythm of the steps, where it was found.
     pub(crate) found: Option<Start>,
 }
 
 impl Collector {
     pub(crate) fn new() -> Self {
         Self {
-            steps: Steps::new(),
+            kinds: Vec::new(),
+            left: HashMap::new(),
+            numbers: 0,
             families: Families::default(),
             last: Vec::new(),
             translator: Translator::default(),
             events: Vec::new(),
             collected: 0,
             stable: 0,
+            nothing_new: 0,
         }
     }
 
@@ -101,21 +148,15 @@ impl Collector {
             *self = Self { collected: self.collected, ..Self::new() };
             self.translator.next_block = translator.next_block;
         }
-        let done = self.merge(&mut events, whole, settings.stable(true), settings.max_steps);
+        let stable = settings.stable(true).unwrap_or_default();
+        let done = self.merge(&mut events, whole, Until::Stable(stable), settings.max_steps);
         events.clear();
         self.events = events;
         done
     }
 
-    /// Merges the events of a step; `true` when collecting is over by DeepRec's thresholds: more than STABLE steps in a
-    /// row changed nothing, or more than MAX were collected. Without STABLE two steps are enough.
-    pub(crate) fn merge(
-        &mut self,
-        events: &mut [Event],
-        whole: bool,
-        stable_steps: Option<u64>,
-        max_steps: u64,
-    ) -> bool {
+    /// Merges the events of a step; `true` when collecting is over, at most after `max_steps` and another.
+    pub(crate) fn merge(&mut self, events: &mut [Event], whole: bool, until: Until, max_steps: u64) -> bool {
         let size = |event: &Event| match *event {
             Event::Allocate { size, .. } => Some(size),
             Event::Free { .. } => None,
@@ -134,32 +175,149 @@ impl Collector {
                 *size = self.families.slot(*size);
             }
         }
-        let changed = self.steps.step(events.iter().copied());
+        let changed = self.take_step(events);
         self.collected += 1;
         self.stable = if changed || !whole { 0 } else { self.stable + 1 };
-        let enough = stable_steps.map_or(self.steps.seen() >= FOUND_STEPS, |steps| self.stable > steps);
+        let enough = match until {
+            Until::Stable(steps) => self.stable > steps,
+            Until::Seen { kinds } => {
+                let all_seen = self.kinds.iter().all(|kind| kind.steps.seen() >= FOUND_STEPS);
+                all_seen && self.kinds.len() >= kinds
+                    || self.nothing_new >= NO_OTHER_KIND * self.kinds.len() as u64
+                    || self.collected >= FOUND_STEPS_MOST
+            }
+        };
         enough || self.collected > max_steps
+    }
+
+    /// Merges a step with others of its kind; `true` where that changed what is needed.
+    fn take_step(&mut self, events: &[Event]) -> bool {
+        let allocation = |event: &Event| match *event {
+            Event::Allocate { size, align, .. } => Some((size, align)),
+            Event::Free { .. } => None,
+        };
+        let mut sizes: Vec<u64> = events.iter().filter_map(allocation).map(|(size, _)| size).collect();
+        sizes.sort_unstable();
+        let alike = self.kinds.iter().position(|kind| kind.is_like(&sizes));
+        let at = alike.unwrap_or_else(|| {
+            self.forget_one();
+            self.numbers += 1;
+            self.kinds.push(Kind::new(self.numbers));
+            self.kinds.len() - 1
+        });
+        self.nothing_new = if alike.is_some() { self.nothing_new + 1 } else { 0 };
+        let kind = &mut self.kinds[at];
+        kind.bytes = sizes.iter().sum();
+        (kind.sizes, kind.newest) = (sizes, self.collected);
+        let first = events.iter().find_map(allocation);
+        kind.first = first.and_then(|(size, align)| Class::of(size as usize, align as usize));
+        let freed = core::mem::take(&mut kind.freed);
+        let changed = kind.steps.step(freed.into_iter().chain(events.iter().copied()));
+        let number = kind.number;
+        for event in events {
+            let block = match *event {
+                Event::Allocate { block, .. } => {
+                    self.left.insert(block, number);
+                    continue;
+                }
+                Event::Free { block } => block,
+            };
+            // What a step of another kind has left, that kind is told with its next step.
+            if let Some(other) = self.left.remove(&block).filter(|&other| other != number)
+                && let Some(kind) = self.kinds.iter_mut().find(|kind| kind.number == other)
+            {
+                kind.freed.push(*event);
+            }
+        }
+        changed
+    }
+
+    /// Makes room for another kind: forgets the one that was seen longest ago. The largest stays: what finds no slot
+    /// finds gaps in its room.
+    fn forget_one(&mut self) {
+        if self.kinds.len() < KINDS {
+            return;
+        }
+        let largest = self.kinds.iter().map(|kind| kind.bytes).max().unwrap_or(0);
+        let others = self.kinds.iter().enumerate().filter(|(_, kind)| kind.bytes < largest);
+        if let Some((at, _)) = others.min_by_key(|(_, kind)| kind.newest) {
+            self.kinds.swap_remove(at);
+        }
     }
 
     /// Learns which sizes stand for those a period before. Where that is news, the needs begin again: their blocks had
     /// other names.
     pub(crate) fn learn(&mut self, sizes: &[u64], period: usize) {
         if self.families.learn(sizes, period) {
-            self.steps = Steps::new();
+            self.kinds.clear();
         }
     }
 
-    /// The class of a request, or of its family.
-    pub(crate) fn class(&self, class: Class) -> Class {
-        class.with_bytes(self.families.slot(class.bytes()))
+    /// What is to be planned: the kinds that came again, the newest first; the largest, where none has.
+    pub(crate) fn needs(&self, found: bool) -> Vec<Arc<Needs>> {
+        let families: Vec<_> = self.families.iter().map(|family| (family.smallest, family.largest)).collect();
+        let mut kinds: Vec<&Kind> =
+            self.kinds.iter().filter(|kind| kind.steps.seen() >= FOUND_STEPS && kind.bytes > 0).collect();
+        if kinds.is_empty() {
+            kinds.extend(self.kinds.iter().max_by_key(|kind| kind.bytes));
+        }
+        kinds.sort_unstable_by_key(|kind| core::cmp::Reverse(kind.newest));
+        let needs = |kind: &Kind| {
+            let allocations = u32::try_from(kind.sizes.len()).unwrap_or(u32::MAX);
+            let begin = kind.first.filter(|_| found).map(|class| Begin { class, allocations });
+            Arc::new(Needs { step: kind.steps.problem(), families: families.clone(), begin })
+        };
+        kinds.into_iter().map(needs).collect()
+    }
+}
+
+impl Kind {
+    fn new(number: u64) -> Self {
+        Self {
+            number,
+            steps: Steps::new(),
+            sizes: Vec::new(),
+            bytes: 0,
+            first: None,
+            newest: 0,
+            freed: Vec::new(),
+        }
     }
 
-    /// What is to be planned.
-    pub(crate) fn needs(&self) -> Needs {
-        Needs {
-            step: self.steps.problem(),
-            families: self.families.iter().map(|family| (family.smallest, family.largest)).collect(),
+    /// Whether most bytes of a step are in blocks of this kind's sizes, and the other way round.
+    fn is_like(&self, sizes: &[u64]) -> bool {
+        let bytes: u64 = sizes.iter().sum();
+        common_bytes(&self.sizes, sizes) * 100 >= bytes.max(self.bytes) * SAME_KIND
+    }
+}
+
+/// Bytes of what is alike in two ascending sequences of sizes.
+fn common_bytes(one: &[u64], other: &[u64]) -> u64 {
+    let (mut one, mut other) = (one.iter().peekable(), other.iter().peekable());
+    let mut bytes = 0;
+    while let (Some(&&left), Some(&&right)) = (one.peek(), other.peek()) {
+        let alike = rhythm::alike(left, right);
+        if alike || left < right {
+            one.next();
         }
+        if alike || right < left {
+            other.next();
+        }
+        bytes += if alike { left.min(right) } else { 0 };
+    }
+    bytes
+}
+
+impl Needs {
+    /// Whether most of another's bytes are asked for in blocks that this has as well.
+    fn covers(&self, other: &Self) -> bool {
+        let sizes = |needs: &Self| {
+            let mut sizes: Vec<u64> = needs.step.problem.blocks.iter().map(|block| block.size).collect();
+            sizes.sort_unstable();
+            sizes
+        };
+        let (mine, others) = (sizes(self), sizes(other));
+        common_bytes(&mine, &others) * 100 >= others.iter().sum::<u64>() * SAME_KIND
     }
 }
 
@@ -192,27 +350,51 @@ impl Translator {
     }
 }
 
+/// Adds to new kinds those planned before that they do not stand for, in their order and as many as are kept.
+pub(crate) fn with_others(mut new: Vec<Arc<Needs>>, others: &[Arc<Needs>]) -> Vec<Arc<Needs>> {
+    let fresh = new.len();
+    for other in others {
+        if new.len() < KINDS && !new[..fresh].iter().any(|needs| needs.covers(other)) {
+            new.push(Arc::clone(other));
+        }
+    }
+    new
+}
+
 impl Proposal {
-    /// Plans a step. `shift` fixes the granule where the arena is open already.
-    pub(crate) fn of(needs: &Needs, effort: Effort, shift: Option<u32>) -> Option<Self> {
-        let step = &needs.step;
-        let lower_bound = step.problem.load().max;
-        let shift = shift.unwrap_or_else(|| granule_shift(&step.problem, lower_bound));
-        let rounded = rounded(&step.problem, shift);
-        let plan = Planner::new().effort(effort).time_limit(Some(TIME_LIMIT)).plan(&rounded).ok()?;
-        let classes = classes(step, &plan, shift)?;
-        let granules = u32::try_from(plan.height >> shift).ok()?;
+    /// Plans kinds of steps. `shift` fixes the granule where the arena is open already.
+    pub(crate) fn of(needs: Vec<Arc<Needs>>, effort: Effort, shift: Option<u32>) -> Option<Self> {
+        let loads = needs.iter().map(|needs| needs.step.problem.load().max);
+        let lower_bound = loads.max()?;
+        let shift = shift.unwrap_or_else(|| {
+            let shifts = needs.iter().map(|needs| granule_shift(&needs.step.problem, lower_bound));
+            shifts.min().unwrap_or(GRANULE_MIN_SHIFT)
+        });
+        let planner = Planner::new().effort(effort).time_limit(Some(TIME_LIMIT));
+        let (offsets, height, optimal) = plan_kinds(&planner, &needs, shift)?;
+        let slots: Option<Vec<_>> =
+            needs.iter().zip(&offsets).map(|(needs, offsets)| classes(&needs.step, offsets, shift)).collect();
+        let slots = slots?;
+        let granules = u32::try_from(height >> shift).ok()?;
         Some(Self {
-            cut: cut(&classes, shift, granules),
-            classes,
-            families: needs.families.clone(),
+            cut: cut(&slots, shift, granules),
+            blocks: needs.iter().map(|needs| needs.step.problem.blocks.len() as u64).sum(),
+            slots,
+            needs,
             shift,
             granules,
             lower_bound,
-            optimal: plan.optimal(),
-            blocks: step.problem.blocks.len() as u64,
+            optimal,
             found: None,
         })
+    }
+
+    /// What the matcher is to be told.
+    pub(crate) fn tables(&self) -> Vec<Tables<'_>> {
+        let kinds = self.needs.iter().zip(&self.slots);
+        kinds
+            .map(|(needs, classes)| Tables { classes, families: &needs.families, begin: needs.begin })
+            .collect()
     }
 
     /// Height of the plan in bytes.
@@ -226,7 +408,7 @@ impl Proposal {
             Ok(granules) if granules < self.granules => granules,
             _ => return,
         };
-        for class in &mut self.classes {
+        for class in self.slots.iter_mut().flatten() {
             let length = class.class.bytes().div_ceil(1 << self.shift);
             for slot in &mut class.slots {
                 if slot.is_some_and(|start| u64::from(start) + length > u64::from(granules)) {
@@ -236,13 +418,40 @@ impl Proposal {
             }
         }
         self.granules = granules;
-        self.cut = cut(&self.classes, self.shift, granules);
+        self.cut = cut(&self.slots, self.shift, granules);
     }
 }
 
+/// The offsets of each kind's blocks, the height of the highest plan, and whether none is lower.
+fn plan_kinds(planner: &Planner, needs: &[Arc<Needs>], shift: u32) -> Option<(Vec<Vec<u64>>, u64, bool)> {
+    let problem = |needs: &Arc<Needs>| rounded(&needs.step.problem, shift);
+    if let [needs] = needs {
+        let plan = planner.plan(&problem(needs)).ok()?;
+        let optimal = plan.optimal();
+        return Some((vec![plan.offsets], plan.height, optimal));
+    }
+    let kind = |needs: &Arc<Needs>| stepalloc_planner::Kind {
+        problem: problem(needs),
+        keys: needs.step.keys.clone(),
+    };
+    let kinds: Vec<_> = needs.iter().map(kind).collect();
+    let plans = planner.plan_kinds(&kinds).ok()?;
+    let lives_on = |problem: &Problem| {
+        problem.blocks.iter().any(|block| problem.period.is_some_and(|period| block.upper > period))
+    };
+    let alone = plans.alone_height();
+    let may_cost = if kinds.iter().any(|kind| lives_on(&kind.problem)) { alone / SHARED_COSTS } else { 0 };
+    if plans.shared.height <= alone + may_cost {
+        let offsets: Option<_> = kinds.iter().map(|kind| plans.offsets(&kind.keys)).collect();
+        return Some((offsets?, plans.shared.height, plans.shared.optimal()));
+    }
+    let optimal = plans.alone.iter().any(|plan| plan.optimal() && plan.height == alone);
+    Some((plans.alone.into_iter().map(|plan| plan.offsets).collect(), alone, optimal))
+}
+
 /// The arena cut at the slots' edges.
-fn cut(classes: &[ClassSlots], shift: u32, granules: u32) -> Cut {
-    let runs: Vec<_> = classes.iter().flat_map(|class| class.runs(shift)).flatten().collect();
+fn cut(kinds: &[Vec<ClassSlots>], shift: u32, granules: u32) -> Cut {
+    let runs: Vec<_> = kinds.iter().flatten().flat_map(|class| class.runs(shift)).flatten().collect();
     Cut::of(&runs, granules)
 }
 
@@ -267,7 +476,7 @@ fn rounded(problem: &Problem, shift: u32) -> Problem {
 }
 
 /// The plan's slots by class and number in the step; `None` where a granule cannot be named in 32 bits.
-fn classes(step: &StepProblem, plan: &Plan, shift: u32) -> Option<Vec<ClassSlots>> {
+fn classes(step: &StepProblem, offsets: &[u64], shift: u32) -> Option<Vec<ClassSlots>> {
     let mut by_class: HashMap<Class, Vec<Option<u32>>> = HashMap::new();
     let mut put = |size: u64, align: u64, nth: u32, start: Option<u32>| {
         let class = Class::of(usize::try_from(size).ok()?, usize::try_from(align).ok()?)?;
@@ -279,7 +488,7 @@ fn classes(step: &StepProblem, plan: &Plan, shift: u32) -> Option<Vec<ClassSlots
         slots[nth] = start;
         Some(())
     };
-    for (key, offset) in step.keys.iter().zip(&plan.offsets) {
+    for (key, offset) in step.keys.iter().zip(offsets) {
         put(key.size, key.align, key.nth, Some(u32::try_from(offset >> shift).ok()?))?;
     }
     for key in &step.held {

@@ -4,10 +4,11 @@
 //! holds, the place in it where the least is alive becomes the boundary, the log is cut there, and its steps are merged
 //! as marked ones are.
 
-use crate::collector::{Collector, Needs, Translator};
-use crate::matcher::{Begin, Class};
+use crate::collector::{Collector, Needs, Translator, Until};
+use crate::matcher::Class;
 use crate::recorder::{Event, Recorder};
 use crate::settings::Settings;
+use std::sync::Arc;
 use stepalloc_planner::Event as StepEvent;
 use stepalloc_planner::rhythm::{self, Change, Rhythm};
 
@@ -46,7 +47,6 @@ struct Log {
 /// Where a plan's steps begin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start {
-    pub(crate) begin: Begin,
     pub(crate) rhythm: Rhythm,
     /// Allocations from the beginning of the recording to a boundary.
     pub(crate) boundary: u64,
@@ -99,17 +99,20 @@ impl Found {
                 if !self.rhythm.holds(&sizes) {
                     return Followed::Lost;
                 }
-                let boundary = rhythm::boundary(&self.earlier, &self.log.changes, period);
+                let boundary = rhythm::boundary(&self.earlier, &self.log.changes, &self.rhythm);
                 let Some(boundary) = boundary else { return Followed::Lost };
                 self.collector.learn(&sizes, period);
                 self.log.changes = Vec::new();
                 boundary
             }
         };
+        // Where sizes do not come again a period later, there are several kinds of steps.
+        let kinds = if self.rhythm.repeats() { 1 } else { 2 };
+        let until = settings.stable(false).map_or(Until::Seen { kinds }, Until::Stable);
         while let Some(next) = rhythm::next_boundary(&self.log.sizes, at, period) {
             let events = &mut self.log.events[self.log.starts[at]..self.log.starts[next]];
             at = next;
-            if self.collector.merge(events, true, settings.stable(false), settings.max_steps) {
+            if self.collector.merge(events, true, until, settings.max_steps) {
                 self.at = Some(at);
                 return Followed::Enough;
             }
@@ -122,15 +125,12 @@ impl Found {
 
     /// Where the steps begin.
     pub(crate) fn start(&self) -> Option<Start> {
-        let at = self.at?;
-        let class = self.collector.class(*self.log.classes.get(at)?);
-        let begin = Begin { class, allocations: u32::try_from(self.rhythm.period).ok()? };
-        Some(Start { begin, rhythm: self.rhythm, boundary: self.merged + at as u64 })
+        Some(Start { rhythm: self.rhythm, boundary: self.merged + self.at? as u64 })
     }
 
-    /// The problem to plan.
-    pub(crate) fn needs(&self) -> Needs {
-        self.collector.needs()
+    /// What is to be planned.
+    pub(crate) fn needs(&self) -> Vec<Arc<Needs>> {
+        self.collector.needs(true)
     }
 }
 

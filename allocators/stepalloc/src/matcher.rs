@@ -5,24 +5,29 @@
 //! plan. Allocations of other classes do not disturb it, threads race through it with one atomic addition, and a step
 //! that repeats exactly hits every slot.
 //!
-//! What the tables say is a proposal only, checked by the arena. A table never changes but for its counters. When a new
-//! plan replaces it, its pages are given back to the system: a thread that still reads it finds zeros, which is to say no
+//! A program may repeat several *kinds* of steps: sequences of other lengths, training and evaluation. Each kind has a
+//! table, all of them over the same cells of one arena, and one is at hand. The kind that followed last time is expected;
+//! a request that it has no slot for is looked for in the others, and one that explains the step so far is at hand from
+//! then on. Nothing of this is done on the way of a request that finds its slot.
+//!
+//! What the tables say is a proposal only, checked by the arena. A table never changes but for its counters. When new
+//! plans replace it, its pages are given back to the system: a thread that still reads it finds zeros, which is to say no
 //! class, or no bits that would be ready. Its addresses are never used again.
 
-use crate::arena::{Arena, Refused};
+use crate::arena::Arena;
 use crate::cells::{Cells, Cut, Half, Slot, Taken};
 use crate::granules::Run;
-use crate::os;
-use core::mem::size_of;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
+mod table;
+
+use table::{ClassEntry, NO_TABLE, Table};
+
+/// Kinds of steps that are kept at most.
+pub(crate) const KINDS: usize = 8;
 /// Bytes to which sizes are rounded before they are compared: a cache line, the smallest granule.
 const SIZE_STEP: usize = 1 << crate::arena::GRANULE_MIN_SHIFT;
-/// Entries of a table of classes beyond which rare collisions are not worth their memory.
-const MANY_CLASSES: usize = 4096;
-/// Multiplications spent on finding a multiplier with few collisions: a fraction of a millisecond.
-const MULTIPLICATIONS: usize = 100_000;
 /// Slots of one class that are tried when the proposed one is busy. Under threads that race, a free one is found
 /// after a few; a class with so many busy slots has overflowed, and a gap is found faster.
 const OTHER_SLOTS_TRIED: u32 = 256;
@@ -105,7 +110,7 @@ impl ClassSlots {
     }
 }
 
-/// What a plan says to the matcher.
+/// What a plan says to the matcher of one kind of step.
 #[derive(Clone, Copy)]
 pub(crate) struct Tables<'a> {
     pub(crate) classes: &'a [ClassSlots],
@@ -142,6 +147,8 @@ pub(crate) struct Begin {
 
 /// A step may lack one part in this many of its allocations and still be over.
 const LACKING: u64 = 8;
+/// Another kind may leave one part in this many of a step's bytes without a slot and still explain it.
+const UNEXPLAINED: u64 = 8;
 
 /// The answer of [`Matcher::claim_quickly`].
 #[derive(PartialEq, Eq, Debug)]
@@ -165,79 +172,37 @@ pub(crate) struct Seen {
     pub(crate) bytes: u64,
 }
 
-/// The table of the plan in force.
+/// The tables of the plans in force.
 pub(crate) struct Matcher {
+    /// That of the kind at hand.
     current: AtomicPtr<Table>,
+    /// Those of all kinds, and null.
+    kinds: [AtomicPtr<Table>; KINDS],
+    /// That of the step that ended last; null before any has.
+    before: AtomicPtr<Table>,
+    /// Boundaries.
+    steps: AtomicU64,
+    /// Requests of this step whose class the kind at hand does not know, and their bytes.
+    unknown: AtomicU32,
+    unknown_bytes: AtomicU64,
 }
 
-/// In one mapping: the slots; this header; the classes; the families. The slots of a class are found by an address, which is read before
-/// their number.
-#[repr(C, align(64))]
-struct Table {
-    /// Bytes of the classes but one; their number is a power of two.
-    class_mask: AtomicUsize,
-    /// What classes are multiplied by to find their places.
-    multiplier: AtomicU64,
-    /// The class of [`Begin`]; 0 where steps are marked.
-    begin: AtomicU64,
-    /// Allocations whose count says that a step is over.
-    enough: AtomicU64,
-    /// Number of families.
-    families: AtomicUsize,
-    /// Bytes of the slots. Not read once the plan was replaced, nor is the next.
-    slot_bytes: usize,
-    /// Bytes of the mapping.
-    bytes: usize,
+/// True for the first few, and then ever more rarely.
+fn asked(times: u32) -> bool {
+    times < 4 || times.is_power_of_two()
 }
-
-#[repr(C, align(32))]
-struct ClassEntry {
-    /// 0: empty.
-    class: AtomicU64,
-    /// The first slot.
-    slots: AtomicPtr<Slot>,
-    /// Number of slots.
-    count: AtomicU32,
-    /// Allocations of this class in the running step.
-    counter: AtomicU32,
-}
-
-/// A family of sizes, whose largest names its class.
-#[repr(C)]
-struct FamilyEntry {
-    smallest: AtomicU64,
-    largest: AtomicU64,
-}
-
-/// What is looked at before there is a plan: one empty class.
-#[repr(C)]
-struct NoTable {
-    header: Table,
-    class: ClassEntry,
-}
-
-static NO_TABLE: NoTable = NoTable {
-    header: Table {
-        class_mask: AtomicUsize::new(0),
-        multiplier: AtomicU64::new(0),
-        begin: AtomicU64::new(0),
-        enough: AtomicU64::new(0),
-        families: AtomicUsize::new(0),
-        slot_bytes: 0,
-        bytes: 0,
-    },
-    class: ClassEntry {
-        class: AtomicU64::new(0),
-        slots: AtomicPtr::new(ptr::null_mut()),
-        count: AtomicU32::new(0),
-        counter: AtomicU32::new(0),
-    },
-};
 
 impl Matcher {
     pub(crate) const fn empty() -> Self {
         let none = (&raw const NO_TABLE).cast::<Table>().cast_mut();
-        Self { current: AtomicPtr::new(none) }
+        Self {
+            current: AtomicPtr::new(none),
+            kinds: [const { AtomicPtr::new(ptr::null_mut()) }; KINDS],
+            before: AtomicPtr::new(ptr::null_mut()),
+            steps: AtomicU64::new(0),
+            unknown: AtomicU32::new(0),
+            unknown_bytes: AtomicU64::new(0),
+        }
     }
 
     #[inline(always)]
@@ -246,10 +211,16 @@ impl Matcher {
         unsafe { &*self.current.load(Acquire) }
     }
 
+    /// The tables of all kinds.
+    fn kinds(&self) -> impl Iterator<Item = &Table> {
+        // SAFETY: null, or a mapping made by `Table::map`, which is never unmapped.
+        self.kinds.iter().filter_map(|table| unsafe { table.load(Acquire).as_ref() })
+    }
+
     /// Looks up a request, counts it in its class and claims the slot planned for it, if that is quickly done.
     ///
     /// # Safety
-    /// The plan in force was installed for this arena.
+    /// The plans in force were installed for this arena.
     #[inline(always)]
     pub(crate) unsafe fn claim_quickly(&self, arena: &Arena, class: Class) -> Quick {
         // An empty entry has no slots, so a class of 0 finds none either.
@@ -275,288 +246,239 @@ impl Matcher {
     /// Looks up a request, counts it in its class and claims a slot for it.
     pub(crate) fn claim(&self, arena: &Arena, class: Class) -> Match {
         let table = self.table();
-        let Some(entry) = table.find_or_family(class) else { return Match::Unknown };
-        table.claim(arena, class, entry, entry.counter.fetch_add(1, Relaxed))
+        match table.find_or_family(class) {
+            Some(entry) => {
+                self.claim_numbered(arena, table, entry, class, entry.counter.fetch_add(1, Relaxed))
+            }
+            None => self.claim_unknown(arena, table, class),
+        }
     }
 
     /// Claims a slot for a request that was counted: the one planned for it, or else another of its class.
     pub(crate) fn claim_counted(&self, arena: &Arena, class: Class, nth: u32) -> Match {
         let table = self.table();
         let Some(entry) = table.find(class) else { return Match::Unknown };
+        self.claim_numbered(arena, table, entry, class, nth)
+    }
+
+    fn claim_numbered(
+        &self,
+        arena: &Arena,
+        table: &Table,
+        entry: &ClassEntry,
+        class: Class,
+        nth: u32,
+    ) -> Match {
+        let count = entry.count.load(Relaxed);
+        if nth >= count && asked(nth - count) {
+            if self.kinds().any(|kind| kind.begins_with(class)) && table.is_over() {
+                return Match::Over;
+            }
+            if let Some(other) = self.better(table, class, nth) {
+                // This request is the other's.
+                entry.uncount();
+                if let Some(found) = self.turn(arena, table, other, class) {
+                    return found;
+                }
+            }
+        }
         table.claim(arena, class, entry, nth)
     }
 
-    /// Puts a new plan in force, in an arena cut at its slots' edges. `false` where the system has no memory for its
-    /// tables; the old plan stays then. Called under the engine's lock.
+    /// Claims a slot of another kind for a request whose class the kind at hand does not know, if that explains the step.
+    #[cold]
+    fn claim_unknown(&self, arena: &Arena, table: &Table, class: Class) -> Match {
+        self.unknown_bytes.fetch_add(class.bytes(), Relaxed);
+        if !asked(self.unknown.fetch_add(1, Relaxed)) {
+            return Match::Unknown;
+        }
+        if self.kinds().any(|other| other.begins_with(class)) {
+            return Match::Over;
+        }
+        let other = self.better(table, class, 0);
+        other.and_then(|other| self.turn(arena, table, other, class)).unwrap_or(Match::Unknown)
+    }
+
+    /// The kind that has a slot for a class of which `nth` were asked for before in this step, and leaves the fewest bytes
+    /// of the step so far without one: few, and fewer than the kind at hand.
+    fn better(&self, table: &Table, class: Class, nth: u32) -> Option<&Table> {
+        let unknown = self.unknown_bytes.load(Relaxed);
+        let others = self.kinds().filter(|other| !ptr::eq(*other, table));
+        let knowing = others.filter(|other| other.slots_of(class) > nth);
+        let unexplained = |other: &Table| -> u64 {
+            let missing = |entry: &ClassEntry| {
+                let class = Class(entry.class.load(Relaxed));
+                let missing = entry.counter.load(Relaxed).saturating_sub(other.slots_of(class));
+                u64::from(missing) * class.bytes()
+            };
+            table.counted_classes().map(missing).sum()
+        };
+        let (other, missing) = knowing
+            .map(|other| (other, unexplained(other)))
+            .min_by_key(|&(other, missing)| (missing, core::cmp::Reverse(other.used.load(Relaxed))))?;
+        let bytes = |entry: &ClassEntry| {
+            u64::from(entry.counter.load(Relaxed)) * Class(entry.class.load(Relaxed)).bytes()
+        };
+        let all: u64 = unknown + table.counted_classes().map(bytes).sum::<u64>();
+        (missing * UNEXPLAINED <= all && missing < unknown + unexplained(table)).then_some(other)
+    }
+
+    /// Puts another kind at hand, with what was counted, and claims a slot of it. `None` where another thread was about
+    /// the same.
+    fn turn(&self, arena: &Arena, from: &Table, to: &Table, class: Class) -> Option<Match> {
+        let (from_ptr, to_ptr) = (ptr::from_ref(from).cast_mut(), ptr::from_ref(to).cast_mut());
+        self.current.compare_exchange(from_ptr, to_ptr, AcqRel, Relaxed).ok()?;
+        for entry in from.counted_classes() {
+            let count = entry.counter.swap(0, Relaxed);
+            if let Some(entry) = to.find_or_family(Class(entry.class.load(Relaxed))) {
+                entry.counter.fetch_add(count, Relaxed);
+            }
+        }
+        self.forget_unknown();
+        let entry = to.find_or_family(class)?;
+        Some(to.claim(arena, class, entry, entry.counter.fetch_add(1, Relaxed)))
+    }
+
+    /// Puts new plans in force, at most [`KINDS`], in an arena cut at all their slots' edges; the first is at hand. `false`
+    /// where the system has no memory for its tables; the old ones stay then. Called under the engine's lock.
     ///
     /// # Safety
-    /// The cut is that of the classes' runs, and the arena was made usable up to its end.
-    pub(crate) unsafe fn install(&self, arena: &Arena, tables: Tables<'_>, cut: &Cut) -> bool {
-        let Some(table) = Table::map(tables) else { return false };
-        // SAFETY: a mapping made just now, which stays unless it is undone below.
-        let Some(cells) = (unsafe { &*table }).cells(arena.shift(), tables.classes, cut) else {
-            // SAFETY: nobody was told of it.
-            unsafe { Table::unmap(table) };
-            return false;
+    /// The cut is that of all classes' runs in their order, and the arena was made usable up to its end.
+    pub(crate) unsafe fn install(&self, arena: &Arena, plans: &[Tables<'_>], cut: &Cut) -> bool {
+        let mut new = [ptr::null_mut(); KINDS];
+        let made = new.iter_mut().zip(plans).all(|(place, plan)| match Table::map(*plan) {
+            Some(table) => {
+                *place = table;
+                true
+            }
+            None => false,
+        });
+        let slots = || {
+            // SAFETY: mappings made just now, which stay unless they are undone below.
+            let tables = new.iter().filter_map(|table| unsafe { table.as_ref() });
+            tables.zip(plans).flat_map(|(table, plan)| table.slots(arena.shift(), plan.classes))
         };
-        if !arena.exchange(cells) {
+        let cells = if made { Cells::map(cut, slots()) } else { None };
+        if !cells.is_some_and(|cells| arena.exchange(cells)) {
             // SAFETY: nobody was told of them.
             unsafe {
-                cells.unmap();
-                Table::unmap(table);
+                if let Some(cells) = cells {
+                    cells.unmap();
+                }
+                new.into_iter().filter(|table| !table.is_null()).for_each(|table| Table::unmap(table));
             }
             return false;
         }
-        let old = self.current.swap(table, Release);
-        if !ptr::eq(old, &raw const NO_TABLE.header) {
-            // SAFETY: a mapping made by `Table::map`, in which readers find their way when all or part of it is zeros.
-            unsafe { os::discard(old.byte_sub((*old).slot_bytes).cast(), (*old).bytes) };
+        let mut old = [ptr::null_mut(); KINDS];
+        for ((kind, new), old) in self.kinds.iter().zip(new).zip(&mut old) {
+            *old = kind.swap(new, AcqRel);
+        }
+        let now = self.steps.load(Relaxed);
+        (0..).zip(self.kinds()).for_each(|(age, table)| table.used.store(now.saturating_sub(age), Relaxed));
+        self.current.store(new[0], Release);
+        self.before.store(ptr::null_mut(), Relaxed);
+        self.forget_unknown();
+        for table in old.into_iter().filter(|table| !table.is_null()) {
+            // SAFETY: no longer in force.
+            unsafe { Table::discard(table) };
         }
         true
     }
 
     /// Steps are marked from now on.
     pub(crate) fn ignore_begin(&self) {
-        let table = self.current.load(Acquire);
-        if !ptr::eq(table, &raw const NO_TABLE.header) {
-            self.table().begin.store(0, Relaxed);
+        self.kinds().for_each(|table| table.begin.store(0, Relaxed));
+    }
+
+    /// The number of the kind at hand.
+    pub(crate) fn kind(&self) -> usize {
+        let current = self.current.load(Acquire);
+        self.kinds.iter().position(|kind| kind.load(Relaxed) == current).unwrap_or(0)
+    }
+
+    /// Steps since each kind was at hand last, by number.
+    pub(crate) fn unused(&self) -> impl Iterator<Item = u64> {
+        let now = self.steps.load(Relaxed);
+        self.kinds().map(move |table| now.saturating_sub(table.used.load(Relaxed)))
+    }
+
+    /// The kind that asked for a sequence of classes would leave the fewest bytes without a slot, and these bytes.
+    pub(crate) fn best(&self, classes: &[Class]) -> Option<(usize, u64)> {
+        let mut sorted = classes.to_vec();
+        sorted.sort_unstable_by_key(|class| class.to_bits());
+        let unexplained = |table: &Table| -> u64 {
+            let missing = |equal: &[Class]| {
+                let slots = table.slots_of(equal[0]) as usize;
+                equal.len().saturating_sub(slots) as u64 * equal[0].bytes()
+            };
+            sorted.chunk_by(|one, other| one == other).map(missing).sum()
+        };
+        self.kinds().map(unexplained).enumerate().min_by_key(|&(_, missing)| missing)
+    }
+
+    /// Puts a kind at hand, in the midst of a step that has asked for a sequence of classes so far.
+    pub(crate) fn resume(&self, kind: usize, classes: &[Class]) {
+        let Some(table) = self.kinds().nth(kind) else { return };
+        self.next_step();
+        self.current.store(ptr::from_ref(table).cast_mut(), Release);
+        for &class in classes {
+            if let Some(entry) = table.find_or_family(class) {
+                entry.counter.fetch_add(1, Relaxed);
+            }
         }
     }
 
-    /// Whether the plan has slots for requests of a class.
-    pub(crate) fn knows(&self, class: Class) -> bool {
-        self.table().find_or_family(class).is_some()
-    }
-
-    /// Counts an allocation of the running step that was made before the plan was in force.
-    pub(crate) fn count(&self, class: Class) {
-        if let Some(entry) = self.table().find_or_family(class) {
-            entry.counter.fetch_add(1, Relaxed);
-        }
+    fn forget_unknown(&self) {
+        self.unknown.store(0, Relaxed);
+        self.unknown_bytes.store(0, Relaxed);
     }
 
     /// Takes back that an allocation was counted: it is the next step's.
     pub(crate) fn uncount(&self, class: Class) {
         if let Some(entry) = self.table().find_or_family(class) {
-            let _ = entry.counter.fetch_update(Relaxed, Relaxed, |counter| counter.checked_sub(1));
+            entry.uncount();
         }
     }
 
-    /// Begins a new step: sets all counters to zero and returns what they had counted.
+    /// Begins a new step: sets all counters to zero and returns what they had counted. The kind that followed this one
+    /// last is at hand then.
     pub(crate) fn next_step(&self) -> Seen {
         let mut seen = Seen::default();
-        for entry in self.table().classes() {
-            let class = Class(entry.class.load(Relaxed));
-            // Empty entries are not written to: most of their pages have no memory.
-            let count = if class.0 == 0 { 0 } else { u64::from(entry.counter.swap(0, Relaxed)) };
+        let table = self.table();
+        for entry in table.counted_classes() {
+            let count = u64::from(entry.counter.swap(0, Relaxed));
             seen.allocations += count;
-            seen.bytes += count * class.bytes();
+            seen.bytes += count * Class(entry.class.load(Relaxed)).bytes();
         }
+        self.forget_unknown();
+        let steps = self.steps.fetch_add(1, Relaxed);
+        table.used.store(steps, Relaxed);
         seen
     }
-}
 
-impl Table {
-    /// Claims a slot of an entry for the request of number `nth`.
-    fn claim(&self, arena: &Arena, class: Class, entry: &ClassEntry, nth: u32) -> Match {
-        // In this order, see `claim_quickly`.
-        let (slots, count) = (entry.slots.load(Acquire), entry.count.load(Relaxed));
-        // SAFETY: so many slots begin there, in a mapping that is never undone.
-        let slot = |at: u32| unsafe { &*slots.add(at as usize) };
-        if nth >= count {
-            // Asked ever more rarely, because it takes a look at all classes.
-            let over = nth - count;
-            let asked = over == 0 || over.is_power_of_two();
-            if asked && self.begin.load(Relaxed) == entry.class.load(Relaxed) && self.is_over() {
-                return Match::Over;
-            }
-        } else if slot(nth).is_none() {
-            return Match::Unplanned;
+    /// Chooses the kind of the step that begins: the one that followed last time; or, where it is known what is asked for
+    /// first, one that begins so. Under the engine's lock.
+    pub(crate) fn expect(&self, first: Option<Class>) {
+        let ended = self.current.load(Acquire);
+        // SAFETY: null, or a mapping made by `Table::map`, which is never unmapped.
+        if let Some(before) = unsafe { self.before.swap(ended, Relaxed).as_ref() } {
+            before.follows.store(ended, Relaxed);
         }
-        let mut at = nth.min(count);
-        for _ in 0..count.min(OTHER_SLOTS_TRIED) {
-            if at >= count {
-                at = 0;
-            }
-            // SAFETY: a slot of this class in this arena.
-            match unsafe { arena.claim(slot(at)) } {
-                Ok(block) => {
-                    debug_assert!((block as usize).is_multiple_of(class.align() as usize));
-                    return Match::Slot(block);
-                }
-                Err(Refused::Busy) => {}
-                Err(Refused::Locked) => break,
-            }
-            at += 1;
-        }
-        Match::Busy
-    }
-
-    /// Whether so many of the step's allocations were counted that nearly all are.
-    fn is_over(&self) -> bool {
-        let counted =
-            |entry: &ClassEntry| u64::from(entry.counter.load(Relaxed).min(entry.count.load(Relaxed)));
-        self.classes().map(counted).sum::<u64>() >= self.enough.load(Relaxed)
-    }
-
-    /// The table of a plan, but for what its slots say; `None` where the system has no memory for it.
-    fn map(Tables { classes, families, begin }: Tables<'_>) -> Option<*mut Self> {
-        let slots: usize = classes.iter().map(|class| class.slots.len()).sum();
-        i32::try_from(slots).ok()?;
-        let slot_bytes = slots * size_of::<Slot>();
-        // At least three quarters stay empty, and more where that makes collisions rare.
-        let capacity =
-            (classes.len().pow(2) / 8).clamp(1, MANY_CLASSES).max(4 * classes.len()).next_power_of_two();
-        // Whole pages, so that all of them can be given back.
-        let class_bytes = capacity * size_of::<ClassEntry>();
-        let family_bytes = families.len() * size_of::<FamilyEntry>();
-        let bytes = (slot_bytes + size_of::<Self>() + class_bytes + family_bytes).next_multiple_of(os::PAGE);
-        let map = os::map(bytes)?;
-        let table: *mut Self = map.wrapping_add(slot_bytes).cast();
-        let class_mask = (capacity - 1) * size_of::<ClassEntry>();
-        let multiplier = best_multiplier(classes, class_mask);
-        let allocations = begin.map_or(0, |begin| u64::from(begin.allocations));
-        let header = Self {
-            class_mask: class_mask.into(),
-            multiplier: multiplier.into(),
-            begin: begin.map_or(0, |begin| begin.class.0).into(),
-            enough: (allocations - allocations / LACKING).into(),
-            families: families.len().into(),
-            slot_bytes,
-            bytes,
-        };
-        // SAFETY: inside a fresh mapping that is large enough, aligned; zeros are valid entries.
-        unsafe { table.write(header) };
-        for (index, &(smallest, largest)) in families.iter().enumerate() {
-            // SAFETY: the header was just written, and after it there is room for so many.
-            let entry = unsafe { (&*table).family(index) };
-            entry.smallest.store(smallest, Relaxed);
-            entry.largest.store(largest, Relaxed);
-        }
-        let mut slots: *mut Slot = map.cast();
-        for class in classes {
-            // SAFETY: the header was just written.
-            let entry =
-                unsafe { &*table }.places(class.class).find(|entry| entry.class.load(Relaxed) == 0)?;
-            entry.slots.store(slots, Relaxed);
-            entry.count.store(class.slots.len() as u32, Relaxed);
-            entry.class.store(class.class.0, Relaxed);
-            slots = slots.wrapping_add(class.slots.len());
-        }
-        Some(table)
-    }
-
-    /// Undoes [`Table::map`].
-    ///
-    /// # Safety
-    /// Nobody was told of it.
-    unsafe fn unmap(table: *mut Self) {
-        // SAFETY: the caller's promise.
-        unsafe { os::unmap(table.byte_sub((*table).slot_bytes).cast(), (*table).bytes) };
-    }
-
-    /// Makes the cells, and writes the slots down in the table; `None` where the system has no memory for them.
-    fn cells(&self, shift: u32, classes: &[ClassSlots], cut: &Cut) -> Option<&'static Cells> {
-        // SAFETY: the slots begin where the mapping does, before the header, one for each of the classes'.
-        let first: *const Slot = unsafe { ptr::from_ref(self).byte_sub(self.slot_bytes).cast() };
-        let runs = classes.iter().flat_map(|class| class.runs(shift)).enumerate();
         // SAFETY: as above.
-        let slots = runs.filter_map(|(index, run)| Some((unsafe { &*first.add(index) }, run?)));
-        Cells::map(cut, slots)
-    }
-
-    /// The entry of a class, or of its family.
-    fn find_or_family(&self, class: Class) -> Option<&ClassEntry> {
-        self.find(class).or_else(|| {
-            let bytes = class.bytes();
-            // SAFETY: there are so many. Where the table was given up, the rest reads as zeros.
-            let families = (0..self.families.load(Relaxed)).map(|index| unsafe { self.family(index) });
-            let of = |entry: &&FamilyEntry| {
-                entry.smallest.load(Relaxed) <= bytes && bytes <= entry.largest.load(Relaxed)
-            };
-            let largest = families.into_iter().find(of)?.largest.load(Relaxed);
-            self.find(class.with_bytes(largest))
-        })
-    }
-
-    /// # Safety
-    /// There are more families than `index`.
-    unsafe fn family(&self, index: usize) -> &FamilyEntry {
-        let classes = self.class_mask.load(Relaxed) + size_of::<ClassEntry>();
-        // SAFETY: the families follow the classes; where these read as one, the place is still in the mapping.
-        unsafe { &*ptr::from_ref(self).add(1).cast::<FamilyEntry>().byte_add(classes).add(index) }
-    }
-
-    /// All classes.
-    fn classes(&self) -> impl Iterator<Item = &ClassEntry> {
-        (0..=self.class_mask.load(Relaxed)).step_by(size_of::<ClassEntry>()).map(|place| self.class(place))
-    }
-
-    /// The class at a place, in bytes from the first one and beyond all of them from the first one again.
-    #[inline(always)]
-    fn class(&self, place: usize) -> &ClassEntry {
-        let place = place & self.class_mask.load(Relaxed);
-        // SAFETY: the classes follow the header, one at least also where it reads as 0; the mask has no bits below
-        // the size of one.
-        unsafe { &*ptr::from_ref(self).add(1).cast::<ClassEntry>().byte_add(place) }
-    }
-
-    /// The places at which a class may be, in order. An empty one, of which there are many, ends the search.
-    #[inline(always)]
-    fn places(&self, class: Class) -> impl Iterator<Item = &ClassEntry> {
-        let home = home(class, self.multiplier.load(Relaxed));
-        (0..).map(move |step| self.class(home.wrapping_add(step * size_of::<ClassEntry>())))
-    }
-
-    #[inline(always)]
-    fn find(&self, class: Class) -> Option<&ClassEntry> {
-        for entry in self.places(class) {
-            let found = entry.class.load(Relaxed);
-            if found == class.0 {
-                return Some(entry);
-            }
-            if found == 0 {
-                break;
-            }
-        }
-        None
-    }
-}
-
-/// Where a class is looked for first: the high bits of a product (Knuth, TAOCP 3, 6.4).
-#[inline(always)]
-fn home(class: Class, multiplier: u64) -> usize {
-    (class.0.wrapping_mul(multiplier) >> 32) as usize
-}
-
-/// The multiplier, of a few, with which the fewest slots are of a class that is not in its first place.
-fn best_multiplier(classes: &[ClassSlots], class_mask: usize) -> u64 {
-    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
-    let mut taken = vec![u32::MAX; class_mask / size_of::<ClassEntry>() + 1];
-    let attempts = (MULTIPLICATIONS / classes.len().max(1)).clamp(1, 256) as u32;
-    let mut best = (usize::MAX, GOLDEN);
-    for attempt in 0..attempts {
-        let multiplier = GOLDEN.wrapping_mul(2 * u64::from(attempt) + 1);
-        let mut collided = 0;
-        for class in classes {
-            let place = (home(class.class, multiplier) & class_mask) / size_of::<ClassEntry>();
-            if core::mem::replace(&mut taken[place], attempt) == attempt {
-                collided += class.slots.len();
-            }
-        }
-        if collided < best.0 {
-            best = (collided, multiplier);
-        }
-        if collided == 0 {
-            break;
+        let follows = unsafe { self.table().follows.load(Relaxed).as_ref() };
+        let begins = |table: &&Table| first.is_none_or(|class| table.begins_with(class));
+        let expected = follows.filter(begins).or_else(|| Some(self.table()).filter(begins));
+        let newest = || self.kinds().filter(begins).max_by_key(|table| table.used.load(Relaxed));
+        if let Some(table) = expected.or_else(newest) {
+            self.current.store(ptr::from_ref(table).cast_mut(), Release);
         }
     }
-    best.1
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::sync::atomic::AtomicUsize;
 
     fn class(bytes: usize) -> Class {
         Class::of(bytes, 16).expect("possible size")
@@ -567,7 +489,7 @@ mod tests {
         let runs: Vec<_> = classes.iter().flat_map(|class| class.runs(12)).flatten().collect();
         // SAFETY: cut at these runs, up to what tests make usable.
         assert!(unsafe {
-            matcher.install(arena, Tables { classes, families: &[], begin: None }, &Cut::of(&runs, limit))
+            matcher.install(arena, &[Tables { classes, families: &[], begin: None }], &Cut::of(&runs, limit))
         });
     }
 

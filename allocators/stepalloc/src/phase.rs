@@ -10,11 +10,10 @@
 //! that blocks all signals and ends with its work; the program goes on meanwhile, and the result is taken at a later
 //! boundary.
 
-use crate::collector::{Collector, Needs, Proposal};
+use crate::collector::{Collector, Needs, Proposal, with_others};
 use crate::found::{Found, Start};
 use crate::listener::LISTENER;
 use crate::lock::{self, Lock};
-use crate::matcher::Tables;
 use crate::os::{self, Text};
 use crate::recorder::RECORDER;
 use crate::route::{self, MISSES, STATE, Watch};
@@ -23,6 +22,7 @@ use crate::statistics::{Count, History, JSON_BYTES, LastSteps, Phase, Statistics
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering::*};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use stepalloc_planner::{Effort, rhythm};
 
@@ -101,7 +101,7 @@ enum Outcome {
     /// More steps are wanted.
     More(Box<Collector>),
     /// Enough were seen.
-    Enough(Box<Needs>),
+    Enough(Vec<Arc<Needs>>),
     /// A plan, or `None` if none could be made.
     Plan(Option<Box<Proposal>>),
     /// So many more allocations of steps that nobody marks are wanted.
@@ -126,6 +126,8 @@ struct Engine {
     planned_at_step: Option<u64>,
     plans: u64,
     failed_plans: u64,
+    /// The kinds of steps planned.
+    kinds: Vec<Arc<Needs>>,
     lower_bound: u64,
     planned_blocks: u64,
     work: Work,
@@ -193,6 +195,7 @@ impl Engine {
             planned_at_step: None,
             plans: 0,
             failed_plans: 0,
+            kinds: Vec::new(),
             lower_bound: 0,
             planned_blocks: 0,
             work: Work::None,
@@ -245,6 +248,7 @@ impl Engine {
         let (faults, now) = (os::minor_faults(), os::now_ns());
         let counted = self.figures(faults, now);
         self.steps += 1;
+        STATE.matcher.expect(None);
         if !settings.enabled {
             return;
         }
@@ -346,8 +350,9 @@ impl Engine {
             Outcome::More(collector) if !self.ends.is_empty() => {
                 let ends = core::mem::take(&mut self.ends);
                 let settings = *settings;
+                let others = self.others();
                 self.run(RECORDER.unread(end) <= EVENTS_HERE, move |here| {
-                    merge(collector, &ends, &settings, here)
+                    merge(collector, &ends, &settings, &others, here)
                 })
             }
             other => Some(other),
@@ -355,10 +360,11 @@ impl Engine {
         let outcome = match outcome {
             Some(Outcome::Enough(needs)) => {
                 route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
+                let needs = with_others(needs, &self.others());
                 match easy_plan(&needs) {
                     Some(plan) => Some(Outcome::Plan(Some(plan))),
                     None => self.run(false, move |here| {
-                        Outcome::Plan(plan(&needs, if here { Effort::Quick } else { Effort::Normal }))
+                        Outcome::Plan(plan(needs, if here { Effort::Quick } else { Effort::Normal }))
                     }),
                 }
             }
@@ -385,8 +391,8 @@ impl Engine {
             return Some(work(true));
         }
         // The closure is lost if no thread can be made, so it is kept where both can take it.
-        let shared = std::sync::Arc::new(std::sync::Mutex::new(Some(work)));
-        let beside = std::sync::Arc::clone(&shared);
+        let shared = Arc::new(std::sync::Mutex::new(Some(work)));
+        let beside = Arc::clone(&shared);
         let take = |shared: &std::sync::Mutex<Option<_>>| shared.lock().ok().and_then(|mut work| work.take());
         let started = os::with_signals_blocked(|| {
             thread::Builder::new().name("stepalloc".into()).spawn(move || {
@@ -412,13 +418,8 @@ impl Engine {
         proposal.limit(wanted.min(STATE.arena.reserved()));
         let granted = STATE.arena.commit(proposal.bytes() as usize, settings.huge_pages);
         proposal.limit(granted);
-        let tables = Tables {
-            classes: &proposal.classes,
-            families: &proposal.families,
-            begin: proposal.found.map(|start| start.begin),
-        };
         // SAFETY: the arena was made usable up to the bytes granted, and the proposal limited to them.
-        if !unsafe { STATE.matcher.install(&STATE.arena, tables, &proposal.cut) } {
+        if !unsafe { STATE.matcher.install(&STATE.arena, &proposal.tables(), &proposal.cut) } {
             self.fail();
             return;
         }
@@ -431,12 +432,19 @@ impl Engine {
         self.patience = (self.patience * 2).min(PATIENCE_MAX);
         self.trims_left = TRIMS;
         self.helped_steps = 0;
-        drop(proposal);
+        self.kinds = proposal.needs;
         route::set(true, Watch::Nothing, settings.min_bytes);
         if let Some(backend) = route::attached() {
             (backend.planned)();
         }
         trim();
+    }
+
+    /// The kinds planned now, those that were in use last first.
+    fn others(&self) -> Vec<Arc<Needs>> {
+        let mut kinds: Vec<_> = STATE.matcher.unused().zip(&self.kinds).collect();
+        kinds.sort_by_key(|&(unused, _)| unused);
+        kinds.into_iter().map(|(_, needs)| Arc::clone(needs)).collect()
     }
 
     /// No memory for the log, the arena or the tables: what served before goes on serving.
@@ -490,6 +498,7 @@ impl Engine {
             failed_plans: self.failed_plans,
             arena_bytes: STATE.arena.bytes() as u64,
             arena_occupied_bytes: if STATE.arena.is_open() { STATE.arena.occupied_bytes() as u64 } else { 0 },
+            kinds: self.kinds.len() as u64,
             lower_bound_bytes: self.lower_bound,
             planned_blocks: self.planned_blocks,
             last_steps,
@@ -500,31 +509,42 @@ impl Engine {
 }
 
 /// Merges the steps that ended; beside the program, planning follows at once.
-fn merge(mut collector: Box<Collector>, ends: &[u64], settings: &Settings, here: bool) -> Outcome {
+fn merge(
+    mut collector: Box<Collector>,
+    ends: &[u64],
+    settings: &Settings,
+    others: &[Arc<Needs>],
+    here: bool,
+) -> Outcome {
     if ends.iter().any(|&end| collector.step(&RECORDER, end, settings)) {
-        let needs = collector.needs();
+        let needs = collector.needs(false);
         return if here {
-            Outcome::Enough(Box::new(needs))
+            Outcome::Enough(needs)
         } else {
-            Outcome::Plan(plan(&needs, Effort::Normal))
+            Outcome::Plan(plan(with_others(needs, others), Effort::Normal))
         };
     }
     Outcome::More(collector)
 }
 
 /// A plan of what is easy, made at once. Anything else may take some tenths of a second.
-fn easy_plan(needs: &Needs) -> Option<Box<Proposal>> {
-    let small = needs.step.problem.blocks.len() <= BLOCKS_HERE;
-    if small { plan(needs, Effort::Quick).filter(|plan| plan.optimal) } else { None }
+fn easy_plan(needs: &[Arc<Needs>]) -> Option<Box<Proposal>> {
+    match needs {
+        [only] if only.step.problem.blocks.len() <= BLOCKS_HERE => {
+            plan(needs.to_vec(), Effort::Quick).filter(|plan| plan.optimal)
+        }
+        _ => None,
+    }
 }
 
-fn plan(needs: &Needs, effort: Effort) -> Option<Box<Proposal>> {
+fn plan(needs: Vec<Arc<Needs>>, effort: Effort) -> Option<Box<Proposal>> {
     let shift = STATE.arena.is_open().then(|| STATE.arena.shift());
     let quick = Proposal::of(needs, Effort::Quick, shift)?;
     // While a better one is looked for, the backend serves.
     let over = quick.bytes().saturating_sub(quick.lower_bound);
     let good = quick.optimal || over <= quick.lower_bound.max(os::resident_bytes().0) / GOOD_SHARE;
-    let plan = if good || effort == Effort::Quick { quick } else { Proposal::of(needs, effort, shift)? };
+    let plan =
+        if good || effort == Effort::Quick { quick } else { Proposal::of(quick.needs, effort, shift)? };
     Some(Box::new(plan))
 }
 

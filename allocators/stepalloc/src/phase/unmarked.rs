@@ -8,8 +8,8 @@
 use super::{
     ENGINE, EVENTS_HERE, Engine, FORKED, Outcome, PATIENCE_MAX, Phase, TORN, Work, easy_plan, plan, trim,
 };
-use crate::collector::Proposal;
-use crate::found::{Followed, Found};
+use crate::collector::{Proposal, with_others};
+use crate::found::{Followed, Found, Start};
 use crate::listener::LISTENER;
 use crate::matcher::Class;
 use crate::os;
@@ -18,6 +18,7 @@ use crate::route::{self, MISSES, STATE, UNFIT, UNFIT_MOST, Watch};
 use crate::settings::Settings;
 use crate::statistics::StepFigures;
 use core::sync::atomic::Ordering::*;
+use std::sync::Arc;
 use stepalloc_planner::{Effort, Rhythm, rhythm};
 
 /// Allocations from one boundary to the next at least; of shorter steps several are taken together. A boundary costs about
@@ -46,11 +47,16 @@ const MISFIT: u64 = 20;
 const MISFIT_SETTLING: u64 = 5;
 /// Steps after which a plan that serves all but this is believed, once as much was heard again as before it.
 const FITTING_STEPS: u32 = 4;
+/// Steps after which those before count half.
+const FADING_STEPS: u32 = 32;
 /// Allocations heard while a plan serves after which a better rhythm is given up looking for.
 const DEAF: u64 = 1 << 16;
 /// The same for the first plan of a rhythm, in parts of what was heard before: what was planned first may be the layers of
 /// a step.
 const SETTLING: u64 = 8;
+
+/// Layers that a step has at most, if they are to be told from steps.
+const LAYERS: usize = 64;
 
 /// Planned-size bytes, and those of them that found no slot.
 #[derive(Clone, Copy)]
@@ -69,6 +75,14 @@ impl Fitting {
         self.steps += 1;
         self.all += figures.planned.bytes + figures.fallback.bytes;
         self.unfit += figures.gap.bytes + figures.fallback.bytes;
+    }
+
+    /// As [`Fitting::add`]; steps count the less the longer ago they were.
+    fn add_fading(&mut self, figures: &StepFigures) {
+        if self.steps == FADING_STEPS {
+            *self = Self { steps: self.steps / 2, all: self.all / 2, unfit: self.unfit / 2 };
+        }
+        self.add(figures);
     }
 
     fn unfit_exceeds(&self, per_thousand: u64) -> bool {
@@ -119,6 +133,7 @@ impl Engine {
         RECORDER.wake_after(None);
         UNFIT_MOST.store(u32::MAX, Relaxed);
         STATE.matcher.ignore_begin();
+        self.kinds.iter_mut().for_each(|kind| Arc::make_mut(kind).begin = None);
         if !matches!(self.work, Work::Beside(_)) {
             self.work = Work::None;
         }
@@ -170,10 +185,12 @@ impl Engine {
             // One size all the time, as of buffers for one file after another.
             return self.found_nothing(settings);
         }
-        let sizes: Vec<u64> =
-            heard.iter().filter_map(|&bits| Class::from_bits(bits)).map(Class::bytes).collect();
+        let sizes: Vec<u64> = classes(&heard).into_iter().map(Class::bytes).collect();
         let planned = self.phase == Phase::Planned;
-        let found = rhythm::find(&sizes).map(|rhythm| rhythm.repeated(LEAST_PERIOD));
+        let found = rhythm::find(&sizes).map(|rhythm| {
+            // Steps of sizes that do not come again are kinds of their own.
+            if rhythm.repeats() { rhythm.repeated(LEAST_PERIOD) } else { rhythm }
+        });
         let news = found.filter(|found| !planned || self.is_news(found, &heard));
         let Some(rhythm) = news else { return self.found_nothing(settings) };
         let start = settings.start(false);
@@ -213,19 +230,35 @@ impl Engine {
         self.fitting.steps >= FITTING_STEPS && !self.fitting.unfit_exceeds(MISFIT_SETTLING)
     }
 
-    /// Whether a rhythm that was heard calls for a plan other than the one that serves: it asks for other sizes, or it is
-    /// longer and the plan leaves something to serve. (The same rhythm is heard again where a program has left its plan
-    /// for a while; and a shorter one, of layers, within each step.)
+    /// Whether a rhythm that was heard calls for plans other than those that serve: these leave something over, and no kind
+    /// of step has its sizes, or it is longer, and not by contours alone. (The same rhythm is heard again where a program has left its plan for a while;
+    /// a shorter one, of layers, within each step; and a longer one where kinds of steps take turns.)
     fn is_news(&self, found: &Rhythm, heard: &[u64]) -> bool {
         let Some(start) = self.start else { return true };
-        let newest = heard[heard.len().saturating_sub(found.period)..].iter();
-        let (mut all, mut known) = (0, 0);
-        for class in newest.filter_map(|&bits| Class::from_bits(bits)) {
-            all += class.bytes();
-            known += if STATE.matcher.knows(class) { class.bytes() } else { 0 };
+        // What was planned may be a layer of the step, also where it serves the rest of the step as well.
+        let step_of_layers = found.repeats()
+            && found.period > start.rhythm.period
+            && found.period <= LAYERS * start.rhythm.period;
+        let same_steps = !found.repeats()
+            && found.period > start.rhythm.period
+            && found.period.is_multiple_of(start.rhythm.period);
+        if same_steps || self.fits() && !step_of_layers {
+            return false;
         }
-        known * 100 < all * KNOWN_PERCENT
+        let newest = classes(&heard[heard.len().saturating_sub(found.period)..]);
+        let bytes: u64 = newest.iter().map(|class| class.bytes()).sum();
+        let Some((best, missing)) = STATE.matcher.best(&newest) else { return true };
+        if (bytes - missing) * 100 < bytes * KNOWN_PERCENT
             || found.period > start.rhythm.period && self.fitting.unfit_exceeds(MISFIT_SETTLING)
+        {
+            return true;
+        }
+        // Its beginning was missed, perhaps.
+        let begin = self.kinds.get(best).and_then(|kind| kind.begin).filter(|_| best != STATE.matcher.kind());
+        if let Some(at) = begin.and_then(|begin| newest.iter().rposition(|&class| class == begin.class)) {
+            STATE.matcher.resume(best, &newest[at..]);
+        }
+        false
     }
 
     /// Goes on with cutting the log into steps, merging and planning them.
@@ -248,15 +281,22 @@ impl Engine {
         };
         let outcome = match outcome {
             // As for marked steps: what is easy is planned at once.
-            Some(Outcome::Follow(found, 0)) => match easily_planned(&found) {
-                Some(outcome) => Some(outcome),
-                None => {
-                    // Nothing more is recorded; only the order of sizes says what the plan will come upon.
-                    route::set(self.phase == Phase::Planned, Watch::Sizes, settings.min_bytes);
-                    RECORDER.clear();
-                    self.run(false, move |here| planned(&found, here))
+            Some(Outcome::Follow(found, 0)) => {
+                let needs = with_others(found.needs(), &self.others());
+                let start = found.start();
+                match easy_plan(&needs) {
+                    Some(plan) => Some(with_start(start, Some(plan))),
+                    None => {
+                        // Nothing more is recorded; only the order of sizes says what the plan will come upon.
+                        route::set(self.phase == Phase::Planned, Watch::Sizes, settings.min_bytes);
+                        RECORDER.clear();
+                        self.run(false, move |here| {
+                            let effort = if here { Effort::Quick } else { Effort::Normal };
+                            with_start(start, plan(needs, effort))
+                        })
+                    }
                 }
-            },
+            }
             other => other,
         };
         match outcome {
@@ -305,9 +345,9 @@ impl Engine {
     fn count_running(&mut self) {
         let Some(start) = self.start.filter(|_| self.phase == Phase::Planned) else { return };
         let heard = LISTENER.classes(self.heard);
-        for class in start.running(&heard).iter().filter_map(|&bits| Class::from_bits(bits)) {
-            STATE.matcher.count(class);
-        }
+        let running = classes(start.running(&heard));
+        let kind = STATE.matcher.best(&running).map_or(0, |(kind, _)| kind);
+        STATE.matcher.resume(kind, &running);
         // What the plan before missed is not this one's.
         let _ = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
         UNFIT.store(0, Relaxed);
@@ -330,6 +370,7 @@ impl Engine {
         let (faults, now) = (os::minor_faults(), os::now_ns());
         let counted = self.figures(faults, now);
         self.steps += self.start.map_or(1, |start| start.rhythm.steps as u64);
+        STATE.matcher.expect(Some(class));
         UNFIT.store(0, Relaxed);
         if let Some(figures) = counted
             && matches!(self.work, Work::None)
@@ -346,7 +387,7 @@ impl Engine {
     /// the step was a layer of it, say.
     fn serves_too_little(&mut self, figures: &StepFigures) -> bool {
         self.tried.add(figures);
-        self.fitting.add(figures);
+        self.fitting.add_fading(figures);
         if self.tried.steps < self.tried_for {
             return false;
         }
@@ -369,12 +410,14 @@ impl Engine {
     }
 
     fn unfit_in_a_step(&self) -> u32 {
-        UNFIT_LEAST.max(self.start.map_or(0, |start| start.begin.allocations))
+        let allocations = self.kinds.iter().filter_map(|kind| kind.begin).map(|begin| begin.allocations);
+        allocations.fold(UNFIT_LEAST, u32::max)
     }
 
     /// Looks for a better rhythm than that of the plan, which serves until then.
     fn listen_again(&mut self, settings: &Settings) {
         (self.horizon, self.settling) = (DEAF, DEAF);
+        self.fitting = Fitting::new();
         self.be_patient();
         self.listen_anew(true, settings);
     }
@@ -388,6 +431,10 @@ impl Engine {
     }
 }
 
+fn classes(heard: &[u64]) -> Vec<Class> {
+    heard.iter().filter_map(|&bits| Class::from_bits(bits)).collect()
+}
+
 /// Cuts the log; where nothing more is wanted, `Follow` says so with 0.
 fn follow(mut found: Box<Found>, end: u64, settings: &Settings) -> Outcome {
     match found.follow(&RECORDER, end, settings) {
@@ -397,19 +444,8 @@ fn follow(mut found: Box<Found>, end: u64, settings: &Settings) -> Outcome {
     }
 }
 
-/// The plan of steps that were found.
-fn planned(found: &Found, here: bool) -> Outcome {
-    let effort = if here { Effort::Quick } else { Effort::Normal };
-    with_start(found, plan(&found.needs(), effort))
-}
-
-/// The same where it takes no time.
-fn easily_planned(found: &Found) -> Option<Outcome> {
-    easy_plan(&found.needs()).map(|plan| with_start(found, Some(plan)))
-}
-
-fn with_start(found: &Found, proposal: Option<Box<Proposal>>) -> Outcome {
-    let Some(start) = found.start() else { return Outcome::Lost };
+fn with_start(start: Option<Start>, proposal: Option<Box<Proposal>>) -> Outcome {
+    let Some(start) = start else { return Outcome::Lost };
     Outcome::Plan(proposal.map(|mut proposal| {
         proposal.found = Some(start);
         proposal
