@@ -33,6 +33,7 @@ figures could not be written.
 
 Examples:
   stepalloc run -- python3 train.py
+  stepalloc run --plan train.plan -- python3 train.py     (the second time it begins with the plan of the first)
   START_STATISTIC_STEP=4 stepalloc run --backend jemalloc --json figures.json -- python3 train.py --epochs 3"
 )]
 pub struct Arguments {
@@ -42,6 +43,9 @@ pub struct Arguments {
     /// Write one JSON object for each process that made steps; - is standard output
     #[arg(long, value_name = "F")]
     json: Option<PathBuf>,
+    /// Begin with the plans of this file, and keep new ones in it; %r stands for the process's rank
+    #[arg(long, value_name = "F")]
+    plan: Option<PathBuf>,
     /// Do not sum up the run on standard error
     #[arg(long, short)]
     quiet: bool,
@@ -84,6 +88,14 @@ pub enum RunError {
     /// No directory for the library's files.
     #[error("no directory for temporary files can be made: {0}; set TMPDIR to one that is yours to write")]
     Temporary(io::Error),
+    /// The file of plans has no place.
+    #[error("--plan {}: {source}; give the path of a file, which need not be there yet", .path.display())]
+    Plan {
+        /// As given.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// There is no such program.
     #[error("{}: not found; give its path, or a name that stands on PATH", .0.display())]
     NotFound(OsString),
@@ -134,6 +146,12 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
     } else if std::env::var_os("STEPALLOC_BACKEND").is_some() && known_backend().is_none() {
         // This process's own allocator has complained already.
         command.env("STEPALLOC_BACKEND", Backend::Glibc.name());
+    }
+    if let Some(plan) = &arguments.plan {
+        // The program may change its directory before it writes.
+        let plan =
+            std::path::absolute(plan).map_err(|source| RunError::Plan { path: plan.clone(), source })?;
+        command.env("STEPALLOC_PLAN", plan);
     }
     let signals = Forward::for_program();
     let child = command.spawn().map_err(|source| not_started(program, source))?;
@@ -231,6 +249,7 @@ fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) 
         "failed_plans": 0,
         "arena_bytes": 0,
         "arena_occupied_bytes": 0,
+        "kept": false,
         "kinds": 0,
         "lower_bound_bytes": 0,
         "planned_blocks": 0,

@@ -6,6 +6,7 @@
 use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
 use crate::cells::Cut;
 use crate::found::Start;
+use crate::kept::Plans;
 use crate::matcher::{Begin, Class, ClassSlots, KINDS, Tables};
 use crate::recorder::{self, Recorder};
 use crate::settings::Settings;
@@ -15,7 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use stepalloc_planner::{Block, Effort, Event, Families, Planner, Problem, StepProblem, Steps, rhythm};
 
-/// What a lower plan is worth: while it is looked for, the backend serves. Nearly all recorded steps take far less.
+/// What a lower plan is worth: while it is looked for, the backend serves. Nearly all recorded steps take far less. Of
+/// several kinds, all plans together.
 const TIME_LIMIT: Duration = Duration::from_millis(250);
 
 /// The share of the load that rounding sizes up to a granule may add: one part in this many. Below what users notice;
@@ -30,6 +32,10 @@ const NO_OTHER_KIND: u64 = 3;
 const FOUND_STEPS_MOST: u64 = 3 * KINDS as u64;
 /// Steps are of one kind when so many of their bytes are asked for in blocks of the same sizes, in percent.
 const SAME_KIND: u64 = 90;
+/// The newest allocations that must be a step's, one after the other, if it is to be known by them.
+pub(crate) const TELLING: usize = 24;
+/// So many of them may differ.
+const DIFFERING: usize = 2;
 /// Bytes by which one plan for all kinds may be higher than one for each, where blocks live on from step to step: one part
 /// in this many. Plans made for each kind alone have another place for them.
 const SHARED_COSTS: u64 = 50;
@@ -70,8 +76,8 @@ struct Kind {
     /// Sizes of a step, ascending, and their sum.
     sizes: Vec<u64>,
     bytes: u64,
-    /// The step's first allocation.
-    first: Option<Class>,
+    /// A step's allocations in their order.
+    sequence: Vec<Class>,
     /// When it was seen last.
     newest: u64,
     /// Blocks that were freed in steps of other kinds since.
@@ -89,19 +95,23 @@ pub(crate) struct Translator {
 }
 
 /// What is to be planned of one kind of step.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Needs {
     pub(crate) step: StepProblem,
     /// Smallest and largest size of each family.
     pub(crate) families: Vec<(u64, u64)>,
     /// How steps are known to begin, where nobody marks them.
     pub(crate) begin: Option<Begin>,
+    /// What a step asks for, in its order.
+    pub(crate) sequence: Vec<Class>,
 }
 
 /// Plans in the words of the matcher and the arena, one for each kind of step.
 pub(crate) struct Proposal {
     /// What was planned.
     pub(crate) needs: Vec<Arc<Needs>>,
+    /// The offsets of each one's blocks, in bytes.
+    offsets: Vec<Vec<u64>>,
     /// The slots of each.
     slots: Vec<Vec<ClassSlots>>,
     /// The arena cut at all slots' edges.
@@ -209,8 +219,8 @@ impl Collector {
         let kind = &mut self.kinds[at];
         kind.bytes = sizes.iter().sum();
         (kind.sizes, kind.newest) = (sizes, self.collected);
-        let first = events.iter().find_map(allocation);
-        kind.first = first.and_then(|(size, align)| Class::of(size as usize, align as usize));
+        let class = |(size, align): (u64, u64)| Class::of(size as usize, align as usize);
+        kind.sequence = events.iter().filter_map(allocation).filter_map(class).collect();
         let freed = core::mem::take(&mut kind.freed);
         let changed = kind.steps.step(freed.into_iter().chain(events.iter().copied()));
         let number = kind.number;
@@ -264,8 +274,14 @@ impl Collector {
         kinds.sort_unstable_by_key(|kind| core::cmp::Reverse(kind.newest));
         let needs = |kind: &Kind| {
             let allocations = u32::try_from(kind.sizes.len()).unwrap_or(u32::MAX);
-            let begin = kind.first.filter(|_| found).map(|class| Begin { class, allocations });
-            Arc::new(Needs { step: kind.steps.problem(), families: families.clone(), begin })
+            let first = kind.sequence.first().filter(|_| found);
+            let begin = first.map(|&class| Begin { class, allocations });
+            Arc::new(Needs {
+                step: kind.steps.problem(),
+                families: families.clone(),
+                begin,
+                sequence: kind.sequence.clone(),
+            })
         };
         kinds.into_iter().map(needs).collect()
     }
@@ -278,7 +294,7 @@ impl Kind {
             steps: Steps::new(),
             sizes: Vec::new(),
             bytes: 0,
-            first: None,
+            sequence: Vec::new(),
             newest: 0,
             freed: Vec::new(),
         }
@@ -309,6 +325,47 @@ fn common_bytes(one: &[u64], other: &[u64]) -> u64 {
 }
 
 impl Needs {
+    /// The class of a request, or of its family.
+    pub(crate) fn class(&self, class: Class) -> Class {
+        let bytes = class.bytes();
+        let of = |family: &&(u64, u64)| family.0 <= bytes && bytes <= family.1;
+        self.families.iter().find(of).map_or(class, |family| class.with_bytes(family.1))
+    }
+
+    /// Where in a step the program is that has asked for `heard`: how many of the newest are those of a step, but for
+    /// [`DIFFERING`], and the number of the step's allocations before the next. Steps follow each other, so a step's beginning
+    /// may come after its end. `None` where fewer than [`TELLING`] are alike, or no fewer elsewhere in the step; but of a step
+    /// that repeats within itself, and was seen whole, the first such place.
+    pub(crate) fn place(&self, heard: &[Class]) -> Option<(usize, usize)> {
+        let length = self.sequence.len();
+        let telling = TELLING.min(length);
+        let newest: Vec<Class> =
+            heard.iter().rev().take(length.max(telling)).map(|&class| self.class(class)).collect();
+        if telling == 0 || newest.len() < telling {
+            return None;
+        }
+        let differing = DIFFERING.min(telling / 8);
+        let alike = |at: usize| {
+            let before = self.sequence[..at].iter().rev().chain(self.sequence.iter().rev());
+            let mut differ = 0;
+            let pairs = newest.iter().zip(before).take_while(|(one, other)| {
+                differ += usize::from(one != other);
+                differ <= differing
+            });
+            pairs.count()
+        };
+        let (mut best, mut second) = ((0, 0), 0);
+        for at in 0..length {
+            let alike = alike(at);
+            if alike > best.0 {
+                (best, second) = ((alike, at), best.0);
+            } else {
+                second = second.max(alike);
+            }
+        }
+        (best.0 >= telling && (best.0 > second + differing || best.0 >= length)).then_some(best)
+    }
+
     /// Whether most of another's bytes are asked for in blocks that this has as well.
     fn covers(&self, other: &Self) -> bool {
         let sizes = |needs: &Self| {
@@ -370,23 +427,55 @@ impl Proposal {
             let shifts = needs.iter().map(|needs| granule_shift(&needs.step.problem, lower_bound));
             shifts.min().unwrap_or(GRANULE_MIN_SHIFT)
         });
-        let planner = Planner::new().effort(effort).time_limit(Some(TIME_LIMIT));
+        // Each alone, and all together.
+        let plans = if needs.len() == 1 { 1 } else { needs.len() as u32 + 1 };
+        let planner = Planner::new().effort(effort).time_limit(Some(TIME_LIMIT / plans));
         let (offsets, height, optimal) = plan_kinds(&planner, &needs, shift)?;
-        let slots: Option<Vec<_>> =
-            needs.iter().zip(&offsets).map(|(needs, offsets)| classes(&needs.step, offsets, shift)).collect();
-        let slots = slots?;
+        Self::with_offsets(needs, offsets, height, shift, optimal)
+    }
+
+    /// Plans whose offsets are known.
+    pub(crate) fn with_offsets(
+        needs: Vec<Arc<Needs>>,
+        offsets: Vec<Vec<u64>>,
+        height: u64,
+        shift: u32,
+        optimal: bool,
+    ) -> Option<Self> {
+        let kinds = needs.iter().zip(&offsets);
+        let slots =
+            kinds.map(|(needs, offsets)| classes(&needs.step, offsets, shift)).collect::<Option<Vec<_>>>()?;
         let granules = u32::try_from(height >> shift).ok()?;
         Some(Self {
             cut: cut(&slots, shift, granules),
             blocks: needs.iter().map(|needs| needs.step.problem.blocks.len() as u64).sum(),
+            lower_bound: needs.iter().map(|needs| needs.step.problem.load().max).max()?,
             slots,
+            offsets,
             needs,
             shift,
             granules,
-            lower_bound,
             optimal,
             found: None,
         })
+    }
+
+    /// Steps are marked.
+    pub(crate) fn ignore_begin(&mut self) {
+        self.needs.iter_mut().for_each(|needs| Arc::make_mut(needs).begin = None);
+        self.found = None;
+    }
+
+    /// The same as they are kept in a file. Before they are limited.
+    pub(crate) fn to_keep(&self, min_bytes: usize) -> Plans {
+        Plans {
+            needs: self.needs.clone(),
+            offsets: self.offsets.clone(),
+            shift: self.shift,
+            height: self.bytes(),
+            min_bytes,
+            rhythm: self.found.map(|start| start.rhythm),
+        }
     }
 
     /// What the matcher is to be told.

@@ -74,6 +74,7 @@ mod cells;
 mod collector;
 mod found;
 mod granules;
+mod kept;
 mod listener;
 mod lock;
 mod matcher;

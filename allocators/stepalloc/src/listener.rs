@@ -87,6 +87,12 @@ impl Listener {
         self.head().saturating_sub(self.start.load(Relaxed))
     }
 
+    /// The newest allocations, at most so many.
+    pub(crate) fn newest(&self, most: usize) -> Vec<Class> {
+        let bits = self.classes(self.head().saturating_sub(most as u64));
+        bits.into_iter().filter_map(Class::from_bits).collect()
+    }
+
     /// Wakes the engine after so many more allocations.
     pub(crate) fn wake_after(&self, allocations: u64) {
         self.wake.store(self.head() + allocations.max(1), Relaxed);

@@ -69,6 +69,13 @@ impl Class {
         Self(bytes | self.0 & (SIZE_STEP as u64 - 1))
     }
 
+    /// Whether it is one of [`Class::of`] for a size that some machine has, at an alignment that slots can have.
+    pub(crate) fn is_possible(self) -> bool {
+        let log2 = self.0 & (SIZE_STEP as u64 - 1);
+        let aligned = log2 == 0 || (7..=crate::os::BASE_ALIGN.trailing_zeros().into()).contains(&log2);
+        aligned && (1..=1 << 46).contains(&self.bytes())
+    }
+
     /// The class as a number, never 0.
     pub(crate) fn to_bits(self) -> u64 {
         self.0
@@ -388,12 +395,6 @@ impl Matcher {
     /// Steps are marked from now on.
     pub(crate) fn ignore_begin(&self) {
         self.kinds().for_each(|table| table.begin.store(0, Relaxed));
-    }
-
-    /// The number of the kind at hand.
-    pub(crate) fn kind(&self) -> usize {
-        let current = self.current.load(Acquire);
-        self.kinds.iter().position(|kind| kind.load(Relaxed) == current).unwrap_or(0)
     }
 
     /// Steps since each kind was at hand last, by number.

@@ -1,12 +1,16 @@
 //! Every call to the operating system stands here: pages, counters, clocks, signals, `/proc`.
 //!
-//! Nothing in this module allocates from the heap, so that it may be called from a signal handler, from an exit
-//! handler and from inside `malloc`.
+//! But for whole files, nothing in this module allocates from the heap, so that it may be called from a signal handler,
+//! from an exit handler and from inside `malloc`.
 
 use core::ffi::CStr;
 use core::fmt;
 use core::mem::MaybeUninit;
 use core::ptr;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
 /// Bytes of the largest base page the architecture has; smaller ones divide it.
 pub(crate) const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
@@ -168,7 +172,7 @@ pub(crate) fn write_all(descriptor: i32, mut bytes: &[u8]) {
         let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
         match usize::try_from(written) {
             Ok(count) if count > 0 => bytes = &bytes[count..],
-            _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}
+            _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
             _ => return,
         }
     }
@@ -207,6 +211,59 @@ pub(crate) fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
         }
     }
     &buffer[..length]
+}
+
+/// Which file it was, and as of when.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(file: &File) -> io::Result<Self> {
+        let data = file.metadata()?;
+        Ok(Self {
+            device: data.dev(),
+            inode: data.ino(),
+            bytes: data.len(),
+            changed: (data.mtime(), data.mtime_nsec()),
+        })
+    }
+}
+
+/// The bytes of a regular file; `None` where there is none of this name. An error where it is longer than `most`. This
+/// allocates, as [`replace`] does.
+pub(crate) fn read_whole(path: &Path, most: u64) -> io::Result<Option<(Vec<u8>, Stamp)>> {
+    // A pipe that nobody writes to would be waited for.
+    let mut file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let stamp = Stamp::of(&file)?;
+    let mut bytes = Vec::new();
+    if (&mut file).take(most + 1).read_to_end(&mut bytes)? as u64 > most {
+        return Err(io::Error::other("too long"));
+    }
+    Ok(Some((bytes, stamp)))
+}
+
+/// Puts a file of these bytes in the place of the one of this name, at once: readers see the old or the new one.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<Stamp> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}", pid()));
+    let beside = Path::new(&name);
+    let mut file = File::options().write(true).create_new(true).open(beside)?;
+    let written = file.write_all(bytes).and_then(|()| Stamp::of(&file));
+    written.and_then(|stamp| fs::rename(beside, path).map(|()| stamp)).inspect_err(|_| {
+        let _ = fs::remove_file(beside);
+    })
 }
 
 /// Resident bytes of this process now and at most (`VmRSS`, `VmHWM` of `/proc/self/status`); zeros where `/proc`

@@ -12,6 +12,7 @@
 
 use crate::collector::{Collector, Needs, Proposal, with_others};
 use crate::found::{Found, Start};
+use crate::kept::{PlanFile, Plans};
 use crate::listener::LISTENER;
 use crate::lock::{self, Lock};
 use crate::os::{self, Text};
@@ -110,6 +111,25 @@ enum Outcome {
     Lost,
 }
 
+/// The file of plans that the environment names.
+enum Kept {
+    /// Not looked at yet.
+    Unread,
+    /// There is none.
+    None,
+    /// Plans were read; it is not known yet whether they fit.
+    Waiting {
+        file: Box<PlanFile>,
+        plans: Box<Plans>,
+        /// Allocations heard when the program was recognised first, and the kind of its step.
+        recognised: Option<(u64, usize)>,
+        /// Allocations heard after which any rhythm is looked for.
+        look: u64,
+    },
+    /// It is to be written only; with what it holds, where that is what serves.
+    Written(Box<PlanFile>, Option<Box<Plans>>),
+}
+
 struct Engine {
     /// `None` before the first boundary or statistics.
     settings: Option<Settings>,
@@ -128,6 +148,10 @@ struct Engine {
     failed_plans: u64,
     /// The kinds of steps planned.
     kinds: Vec<Arc<Needs>>,
+    /// The file of plans.
+    kept: Kept,
+    /// What serves came from it.
+    kept_serves: bool,
     lower_bound: u64,
     planned_blocks: u64,
     work: Work,
@@ -196,6 +220,8 @@ impl Engine {
             plans: 0,
             failed_plans: 0,
             kinds: Vec::new(),
+            kept: Kept::Unread,
+            kept_serves: false,
             lower_bound: 0,
             planned_blocks: 0,
             work: Work::None,
@@ -226,6 +252,9 @@ impl Engine {
         if os::environment(c"STEPALLOC_JSON").is_some_and(|path| !path.is_empty()) {
             os::at_exit(write_json_file);
         }
+        if os::environment(c"STEPALLOC_PLAN").is_some_and(|path| !path.is_empty()) {
+            os::at_exit(write_kept_by_use);
+        }
         if let Some(signal) = settings::statistics_signal()
             && !os::on_signal(signal, say_statistics)
         {
@@ -252,7 +281,9 @@ impl Engine {
         if !settings.enabled {
             return;
         }
-        if !matches!(self.work, Work::None) {
+        if let Some(kind) = self.recognised_kind() {
+            self.serve_kept(kind, &[], &settings);
+        } else if !matches!(self.work, Work::None) {
             self.advance(&settings);
         } else if self.phase == Phase::Waiting
             && self.running() >= settings.start(true).max(self.patient_until)
@@ -378,7 +409,7 @@ impl Engine {
             Some(Outcome::Plan(proposal)) => {
                 RECORDER.clear();
                 match proposal {
-                    Some(proposal) => self.install(*proposal, settings),
+                    Some(proposal) => self.install_and_keep(*proposal, settings),
                     None => self.fail(),
                 }
             }
@@ -433,11 +464,77 @@ impl Engine {
         self.trims_left = TRIMS;
         self.helped_steps = 0;
         self.kinds = proposal.needs;
+        self.kept_serves = false;
         route::set(true, Watch::Nothing, settings.min_bytes);
         if let Some(backend) = route::attached() {
             (backend.planned)();
         }
         trim();
+    }
+
+    /// Puts a plan in force, and writes it to the file of plans.
+    fn install_and_keep(&mut self, proposal: Proposal, settings: &Settings) {
+        self.open_kept(settings);
+        let keep = match self.kept {
+            Kept::None => None,
+            _ => Some(proposal.to_keep(settings.min_bytes)),
+        };
+        let plans = self.plans;
+        self.install(proposal, settings);
+        if let Some(keep) = keep.filter(|_| self.plans > plans) {
+            self.write_kept(keep);
+        }
+    }
+
+    /// Looks at the file of plans, once.
+    fn open_kept(&mut self, settings: &Settings) {
+        if !matches!(self.kept, Kept::Unread) {
+            return;
+        }
+        self.kept = match PlanFile::open() {
+            None => Kept::None,
+            Some((file, plans)) => {
+                let usable = |plans: &Plans| plans.min_bytes == settings.min_bytes && !STATE.arena.is_open();
+                match plans.filter(usable) {
+                    Some(plans) => Kept::Waiting {
+                        file: Box::new(file),
+                        plans: Box::new(plans),
+                        recognised: None,
+                        look: 0,
+                    },
+                    None => Kept::Written(Box::new(file), None),
+                }
+            }
+        };
+    }
+
+    /// The kind of step by which the program was recognised, if it waits for a boundary to be served.
+    fn recognised_kind(&self) -> Option<usize> {
+        let Kept::Waiting { recognised: Some((_, kind)), .. } = self.kept else { return None };
+        (matches!(self.work, Work::None) && self.phase == Phase::Waiting).then_some(kind)
+    }
+
+    fn write_kept(&mut self, plans: Plans) {
+        if let Kept::Waiting { mut file, .. } | Kept::Written(mut file, _) =
+            core::mem::replace(&mut self.kept, Kept::None)
+        {
+            file.write(&plans);
+            self.kept = Kept::Written(file, Some(Box::new(plans)));
+        }
+    }
+
+    /// At the end: the kinds of steps that were in use last come first in the file.
+    fn write_kept_by_use(&mut self) {
+        let Kept::Written(_, Some(plans)) = &mut self.kept else { return };
+        let mut order: Vec<(u64, usize)> = STATE.matcher.unused().zip(0..).collect();
+        order.sort_unstable();
+        if order.len() != plans.needs.len() || order.is_sorted_by_key(|&(_, kind)| kind) {
+            return;
+        }
+        let mut plans = Plans::clone(plans);
+        plans.needs = order.iter().map(|&(_, kind)| Arc::clone(&plans.needs[kind])).collect();
+        plans.offsets = order.iter().map(|&(_, kind)| plans.offsets[kind].clone()).collect();
+        self.write_kept(plans);
     }
 
     /// The kinds planned now, those that were in use last first.
@@ -498,6 +595,7 @@ impl Engine {
             failed_plans: self.failed_plans,
             arena_bytes: STATE.arena.bytes() as u64,
             arena_occupied_bytes: if STATE.arena.is_open() { STATE.arena.occupied_bytes() as u64 } else { 0 },
+            kept: self.kept_serves,
             kinds: self.kinds.len() as u64,
             lower_bound_bytes: self.lower_bound,
             planned_blocks: self.planned_blocks,
@@ -559,6 +657,12 @@ extern "C" fn after_fork() {
     // A child of a child that has not looked at it yet stays torn.
     FORKED.fetch_max(CHILD, Relaxed);
     route::stop_recording();
+}
+
+extern "C" fn write_kept_by_use() {
+    if FORKED.load(Relaxed) == 0 {
+        route::inside(|| ENGINE.with(Some(EXIT_ATTEMPTS), Engine::write_kept_by_use));
+    }
 }
 
 extern "C" fn write_json_file() {

@@ -9,6 +9,7 @@
 use crate::arena::{Arena, GRANULE_MIN_SHIFT, Released};
 use crate::backend::Backend;
 use crate::cells::{Half, Slot};
+use crate::collector;
 use crate::granules::Run;
 use crate::listener::LISTENER;
 use crate::matcher::{Class, Match, Matcher, Quick};
@@ -195,6 +196,9 @@ pub fn attach<B: Backend>() {
         && min_bytes.is_some()
     {
         STATE.mode.fetch_or(LISTENING, Release);
+        if os::environment(c"STEPALLOC_PLAN").is_some_and(|path| !path.is_empty()) {
+            LISTENER.wake_after(collector::TELLING as u64);
+        }
     }
     STATE.mode.fetch_or(ATTACHED, Release);
 }

@@ -57,6 +57,8 @@ pub struct Statistics {
     pub arena_bytes: u64,
     /// Bytes of the arena occupied by live blocks now.
     pub arena_occupied_bytes: u64,
+    /// The plan in force came from the file that `STEPALLOC_PLAN` names.
+    pub kept: bool,
     /// Kinds of steps planned.
     pub kinds: u64,
     /// The largest load of the collected steps in bytes: no plan that has a slot for every block is smaller.
@@ -218,11 +220,12 @@ impl Statistics {
         write!(
             out,
             ", \"plans\": {}, \"failed_plans\": {}, \"arena_bytes\": {}, \"arena_occupied_bytes\": {}, \
-             \"kinds\": {}, \"lower_bound_bytes\": {}, \"planned_blocks\": {}",
+             \"kept\": {}, \"kinds\": {}, \"lower_bound_bytes\": {}, \"planned_blocks\": {}",
             self.plans,
             self.failed_plans,
             self.arena_bytes,
             self.arena_occupied_bytes,
+            self.kept,
             self.kinds,
             self.lower_bound_bytes,
             self.planned_blocks,

@@ -6,9 +6,10 @@
 //! by all others having come. An allocation asks for the engine's lock once and goes on where it is held.
 
 use super::{
-    ENGINE, EVENTS_HERE, Engine, FORKED, Outcome, PATIENCE_MAX, Phase, TORN, Work, easy_plan, plan, trim,
+    ENGINE, EVENTS_HERE, Engine, FORKED, Kept, Outcome, PATIENCE_MAX, Phase, TORN, Work, easy_plan, plan,
+    trim,
 };
-use crate::collector::{Proposal, with_others};
+use crate::collector::{Proposal, TELLING, with_others};
 use crate::found::{Followed, Found, Start};
 use crate::listener::LISTENER;
 use crate::matcher::Class;
@@ -55,6 +56,8 @@ const DEAF: u64 = 1 << 16;
 /// a step.
 const SETTLING: u64 = 8;
 
+/// Allocations of a step after which it may still be served from the plans of a file.
+const BEGINNING: usize = 2 * TELLING;
 /// Layers that a step has at most, if they are to be told from steps.
 const LAYERS: usize = 64;
 
@@ -140,7 +143,10 @@ impl Engine {
         if self.phase == Phase::Collecting {
             self.phase = Phase::Waiting;
         }
-        route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
+        self.open_kept(settings);
+        let waiting = matches!(self.kept, Kept::Waiting { .. }) && settings.enabled;
+        let watch = if waiting { Watch::Sizes } else { Watch::Nothing };
+        route::set(self.phase == Phase::Planned, watch, settings.min_bytes);
     }
 
     /// Begins to listen where nothing was heard yet, or what was heard is of another time.
@@ -153,6 +159,9 @@ impl Engine {
 
     fn listen(&mut self) {
         let settings = self.settings();
+        if settings.enabled && self.begin_with_kept(&settings) {
+            return;
+        }
         if self.marked || !settings.enabled {
             route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
             return;
@@ -164,6 +173,65 @@ impl Engine {
         } else {
             self.follow(&settings);
         }
+    }
+
+    /// Looks whether the program does what the plans of the file were made for, and serves from them then; `true` where there
+    /// is nothing else to do now.
+    ///
+    /// They serve from the beginning of a step that follows one in which the program was recognised: what lives on from a
+    /// program's first step (an optimizer's state) is not of the steps that were planned, and would keep their slots.
+    fn begin_with_kept(&mut self, settings: &Settings) -> bool {
+        self.open_kept(settings);
+        let Kept::Waiting { plans, recognised, look, .. } = &mut self.kept else { return false };
+        if !matches!(self.work, Work::None) || self.phase != Phase::Waiting {
+            return false;
+        }
+        let usable = self.marked || plans.rhythm.is_some();
+        let found = plans.find(&LISTENER.newest(plans.longest())).filter(|_| usable);
+        let heard = LISTENER.heard();
+        if let Some(place) = found {
+            let length = place.length as u64;
+            let (before, _) = *recognised.get_or_insert((heard, place.kind));
+            let begins = place.at <= BEGINNING.min(place.length / 4) && heard - before >= length / 2;
+            if begins || place.whole && heard - before >= length {
+                let running = plans.needs[place.kind].sequence[..place.at].to_vec();
+                return self.serve_kept(place.kind, &running, settings);
+            }
+            // What repeats within its steps meanwhile are layers.
+            *look = (*look).max(heard + 2 * length);
+        }
+        LISTENER.wake_after(TELLING as u64);
+        // Another rhythm may be there all the while.
+        let due = heard >= *look && !self.marked;
+        if due {
+            *look = heard + heard / 8;
+        }
+        !due
+    }
+
+    /// Puts the plans of the file in force, in the midst of a step of a kind that has asked for `running` so far; `false`
+    /// where there is no memory.
+    pub(super) fn serve_kept(&mut self, kind: usize, running: &[Class], settings: &Settings) -> bool {
+        let Kept::Waiting { file, plans, .. } = core::mem::replace(&mut self.kept, Kept::None) else {
+            return false;
+        };
+        self.kept = Kept::Written(file, Some(plans.clone()));
+        let Some(mut proposal) = plans.into_proposal() else { return false };
+        if self.marked {
+            proposal.ignore_begin();
+        }
+        let (start, before) = (proposal.found, self.plans);
+        self.steps = self.steps.max(1);
+        self.install(proposal, settings);
+        if self.plans == before {
+            return false;
+        }
+        (self.start, self.kept_serves) = (start, true);
+        STATE.matcher.resume(kind, running);
+        if !self.marked {
+            self.listen_beside();
+        }
+        true
     }
 
     /// Gives back what the backend no longer needs, now that a plan serves.
@@ -192,7 +260,14 @@ impl Engine {
             if rhythm.repeats() { rhythm.repeated(LEAST_PERIOD) } else { rhythm }
         });
         let news = found.filter(|found| !planned || self.is_news(found, &heard));
-        let Some(rhythm) = news else { return self.found_nothing(settings) };
+        let Some(mut rhythm) = news else { return self.found_nothing(settings) };
+        if let Some(known) = self.start.map(|start| start.rhythm).filter(|_| rhythm.steps == 1)
+            && rhythm.period.is_multiple_of(known.period)
+        {
+            // Kinds of steps that take turns.
+            rhythm.steps = rhythm.period / known.period * known.steps;
+        }
+        self.drop_kept();
         let start = settings.start(false);
         if self.waited < start {
             LISTENER.wake_after((start - self.waited).saturating_mul(rhythm.period as u64));
@@ -215,6 +290,15 @@ impl Engine {
         route::set(self.phase == Phase::Planned, Watch::All, settings.min_bytes);
     }
 
+    /// The plans of the file do not fit.
+    pub(super) fn drop_kept(&mut self) {
+        if let Kept::Waiting { .. } = self.kept
+            && let Kept::Waiting { file, .. } = core::mem::replace(&mut self.kept, Kept::None)
+        {
+            self.kept = Kept::Written(file, None);
+        }
+    }
+
     /// Goes on listening, or gives it up where a plan serves for long enough.
     fn found_nothing(&mut self, settings: &Settings) {
         let heard = LISTENER.heard();
@@ -222,7 +306,11 @@ impl Engine {
             // What is planned takes the short way from now on.
             route::set(true, Watch::Nothing, settings.min_bytes);
         }
-        LISTENER.wake_later();
+        if matches!(self.kept, Kept::Waiting { .. }) {
+            LISTENER.wake_after(TELLING as u64);
+        } else {
+            LISTENER.wake_later();
+        }
     }
 
     /// Whether the plan serves all that it is asked for, as far as was seen.
@@ -254,9 +342,11 @@ impl Engine {
             return true;
         }
         // Its beginning was missed, perhaps.
-        let begin = self.kinds.get(best).and_then(|kind| kind.begin).filter(|_| best != STATE.matcher.kind());
-        if let Some(at) = begin.and_then(|begin| newest.iter().rposition(|&class| class == begin.class)) {
-            STATE.matcher.resume(best, &newest[at..]);
+        let missed = self.fitting.steps == 0 || self.fitting.unfit_exceeds(MISFIT);
+        if let Some((_, at)) =
+            self.kinds.get(best).filter(|_| missed).and_then(|kind| kind.place(&classes(heard)))
+        {
+            STATE.matcher.resume(best, &self.kinds[best].sequence[..at]);
         }
         false
     }
@@ -311,7 +401,7 @@ impl Engine {
                 RECORDER.clear();
                 self.steps = self.steps.max(1);
                 let (start, plans) = (proposal.found, self.plans);
-                self.install(*proposal, settings);
+                self.install_and_keep(*proposal, settings);
                 if self.plans == plans {
                     // No memory; another time, perhaps.
                     route::set(self.phase == Phase::Planned, Watch::Sizes, settings.min_bytes);
@@ -348,14 +438,21 @@ impl Engine {
         let running = classes(start.running(&heard));
         let kind = STATE.matcher.best(&running).map_or(0, |(kind, _)| kind);
         STATE.matcher.resume(kind, &running);
+        self.listen_beside();
+    }
+
+    /// Goes on listening beside a plan that has come into force just now.
+    fn listen_beside(&mut self) {
+        let heard = LISTENER.heard().max(4 * self.start.map_or(0, |start| start.rhythm.period as u64));
         // What the plan before missed is not this one's.
         let _ = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
         UNFIT.store(0, Relaxed);
         UNFIT_MOST.store(self.unfit_in_a_step(), Relaxed);
         self.trims_left = TRIMS;
-        self.fitting = Fitting::new();
-        self.horizon = (SETTLING * LISTENER.heard()).min(DEAF);
-        self.settling = 2 * LISTENER.heard();
+        // Where nothing was missed, the beginning of the running step is known.
+        self.fitting = Fitting { steps: 1, ..Fitting::new() };
+        self.horizon = (SETTLING * heard).min(DEAF);
+        self.settling = 2 * heard;
         route::set(true, Watch::Sizes, self.settings().min_bytes);
         LISTENER.wake_after(TRIM_PAUSE);
         (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());

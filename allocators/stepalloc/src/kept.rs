@@ -1,0 +1,507 @@
+//! Kept plans: the file that `STEPALLOC_PLAN` names, written by a process that has planned, and begun with by the next.
+//!
+//! A file fits a process that asks for what it was planned for, whatever the program is called: the sizes of the newest
+//! allocations must come one after the other in the sequence of one of its steps ([`Needs::place`]).
+//!
+//! # Layout
+//!
+//! Little-endian numbers of 64 bits: [`MAGIC`], [`VERSION`], a checksum of all that follows (FNV-1a), log2 of the granule's
+//! bytes, the height in bytes, the least planned size, the rhythm (period, steps, share; 0 where steps were marked), the
+//! number of kinds of steps. For each kind: the period; class and allocations by which it is known to begin (0 where steps
+//! were marked); the numbers of planned blocks, of held ones, of families and of a step's allocations; then the planned
+//! blocks (size, alignment, lower, upper, number among its equals, offset), the held ones (size, alignment, number), the
+//! families (smallest, largest), and the classes of the allocations in their order.
+//!
+//! Nothing in a file is believed before it was checked: what is read is a valid plan, or refused. Files are read, not
+//! mapped: a mapped one that somebody cuts off would end the program.
+
+use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
+use crate::collector::{Needs, Proposal};
+use crate::found::Start;
+use crate::matcher::{Begin, Class, KINDS};
+use crate::os::{self, Stamp};
+use core::fmt;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use stepalloc_planner::rhythm::Rhythm;
+use stepalloc_planner::{Block, Key, Problem, StepProblem, verify};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"stepplan");
+const VERSION: u64 = 1;
+/// Larger files are not read.
+const MOST_BYTES: u64 = 256 << 20;
+/// An arena that no machine has.
+const MOST_HEIGHT: u64 = 1 << 46;
+/// Plans as they stand in a file.
+#[derive(Clone, Debug)]
+pub(crate) struct Plans {
+    pub(crate) needs: Vec<Arc<Needs>>,
+    /// Offset in bytes of each kind's blocks.
+    pub(crate) offsets: Vec<Vec<u64>>,
+    /// log2 of the granule's bytes.
+    pub(crate) shift: u32,
+    /// Bytes of the arena.
+    pub(crate) height: u64,
+    pub(crate) min_bytes: usize,
+    /// `None` where steps were marked.
+    pub(crate) rhythm: Option<Rhythm>,
+}
+
+/// Where in a step a program is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    /// The kind of step.
+    pub(crate) kind: usize,
+    /// Allocations of the step that came before.
+    pub(crate) at: usize,
+    /// All of a step was seen.
+    pub(crate) whole: bool,
+    /// Allocations in such a step.
+    pub(crate) length: usize,
+}
+
+/// Why a file is not begun with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refused {
+    /// It is something else.
+    NoPlan,
+    /// Another version of this library has written it.
+    Version(u64),
+    /// It was cut off or changed.
+    Damaged,
+    /// It is whole, but says what cannot be.
+    Invalid(&'static str),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoPlan => out.write_str("not a file of plans, and left as it is; name another"),
+            Self::Version(version) => {
+                write!(out, "plans of version {version}, where {VERSION} is read; new ones will be made")
+            }
+            Self::Damaged => out.write_str("damaged (its checksum is another); new plans will be made"),
+            Self::Invalid(what) => write!(out, "no valid plans ({what}); new ones will be made"),
+        }
+    }
+}
+
+/// FNV-1a over numbers of 64 bits.
+fn checksum(words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(0xCBF2_9CE4_8422_2325, |sum, word| (sum ^ word).wrapping_mul(0x100_0000_01B3).rotate_left(29))
+}
+
+impl Plans {
+    /// What a file of these holds.
+    fn to_bytes(&self) -> Vec<u8> {
+        let (period, steps, share) = self
+            .rhythm
+            .map_or((0, 0, 0), |rhythm| (rhythm.period as u64, rhythm.steps as u64, rhythm.share.to_bits()));
+        let mut words = vec![MAGIC, VERSION, 0];
+        words.extend([u64::from(self.shift), self.height, self.min_bytes as u64]);
+        words.extend([period, steps, share, self.needs.len() as u64]);
+        for (needs, offsets) in self.needs.iter().zip(&self.offsets) {
+            let step = &needs.step;
+            let begin =
+                needs.begin.map_or((0, 0), |begin| (begin.class.to_bits(), u64::from(begin.allocations)));
+            words.extend([step.problem.period.unwrap_or(0), begin.0, begin.1]);
+            let counts =
+                [step.problem.blocks.len(), step.held.len(), needs.families.len(), needs.sequence.len()];
+            words.extend(counts.map(|count| count as u64));
+            for ((block, key), &offset) in step.problem.blocks.iter().zip(&step.keys).zip(offsets) {
+                words.extend([block.size, block.align, block.lower, block.upper, u64::from(key.nth), offset]);
+            }
+            for key in &step.held {
+                words.extend([key.size, key.align, u64::from(key.nth)]);
+            }
+            words.extend(needs.families.iter().flat_map(|&(smallest, largest)| [smallest, largest]));
+            words.extend(needs.sequence.iter().map(|class| class.to_bits()));
+        }
+        words[2] = checksum(words[3..].iter().copied());
+        words.into_iter().flat_map(u64::to_le_bytes).collect()
+    }
+
+    /// Reads what a file holds.
+    fn from_bytes(bytes: &[u8]) -> Result<Self, Refused> {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
+        if words.next() != Some(MAGIC) {
+            return Err(Refused::NoPlan);
+        }
+        match words.next() {
+            Some(VERSION) => {}
+            Some(version) => return Err(Refused::Version(version)),
+            None => return Err(Refused::Damaged),
+        }
+        let sum = words.next();
+        if !rest.is_empty() || sum != Some(checksum(words.clone())) {
+            return Err(Refused::Damaged);
+        }
+        let mut reader = Reader { words };
+        let plans = reader.plans()?;
+        if reader.words.next().is_some() {
+            return Err(Refused::Invalid("something follows the last one"));
+        }
+        Ok(plans)
+    }
+
+    /// Where in a step the program is that has asked for `heard`, if the newest of that come one after the other in one.
+    pub(crate) fn find(&self, heard: &[Class]) -> Option<Place> {
+        let places = self.needs.iter().enumerate().filter_map(|(kind, needs)| {
+            let (alike, at) = needs.place(heard)?;
+            Some((
+                alike,
+                Place { kind, at, whole: alike >= needs.sequence.len(), length: needs.sequence.len() },
+            ))
+        });
+        // Where several kinds begin alike, the one that was in use last.
+        let places = places.min_by_key(|&(alike, place)| (core::cmp::Reverse(alike), place.kind));
+        places.map(|(_, place)| place)
+    }
+
+    /// Allocations of the longest step.
+    pub(crate) fn longest(&self) -> usize {
+        self.needs.iter().map(|needs| needs.sequence.len()).max().unwrap_or(0)
+    }
+
+    /// The same as new plans.
+    pub(crate) fn into_proposal(self) -> Option<Proposal> {
+        let found = self.rhythm.map(|rhythm| Start { rhythm, boundary: 0 });
+        let mut proposal = Proposal::with_offsets(self.needs, self.offsets, self.height, self.shift, false)?;
+        proposal.found = found;
+        Some(proposal)
+    }
+}
+
+/// Reads numbers and checks them.
+struct Reader<I> {
+    words: I,
+}
+
+/// Refuses what does not hold.
+fn check(holds: bool, what: &'static str) -> Result<(), Refused> {
+    if holds { Ok(()) } else { Err(Refused::Invalid(what)) }
+}
+
+impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
+    fn number(&mut self) -> Result<u64, Refused> {
+        self.words.next().ok_or(Refused::Invalid("the end is missing"))
+    }
+
+    fn usize(&mut self) -> Result<usize, Refused> {
+        usize::try_from(self.number()?).map_err(|_| Refused::Invalid("a number out of range"))
+    }
+
+    fn u32(&mut self) -> Result<u32, Refused> {
+        u32::try_from(self.number()?).map_err(|_| Refused::Invalid("a number out of range"))
+    }
+
+    /// A number of things that follow, of so many numbers each.
+    fn count(&mut self, width: usize) -> Result<usize, Refused> {
+        let count = self.usize()?;
+        check(count <= self.words.len() / width, "the end is missing")?;
+        Ok(count)
+    }
+
+    fn class(&mut self) -> Result<Option<Class>, Refused> {
+        let class = Class::from_bits(self.number()?);
+        check(class.is_none_or(Class::is_possible), "a size out of range")?;
+        Ok(class)
+    }
+
+    fn plans(&mut self) -> Result<Plans, Refused> {
+        let shift = self.u32()?;
+        check((GRANULE_MIN_SHIFT..=GRANULE_MAX_SHIFT).contains(&shift), "a granule out of range")?;
+        let height = self.number()?;
+        check(height <= MOST_HEIGHT && height.is_multiple_of(1 << shift), "a height out of range")?;
+        let min_bytes = self.usize()?;
+        let (period, steps, share) = (self.usize()?, self.usize()?, f64::from_bits(self.number()?));
+        check((period == 0) == (steps == 0) && (0.0..=1.0).contains(&share), "a rhythm out of range")?;
+        check(period <= 1 << 20 && steps <= 1 << 20, "a rhythm out of range")?;
+        let rhythm = (period != 0).then_some(Rhythm { period, steps, share });
+        let kinds = self.count(1)?;
+        check((1..=KINDS).contains(&kinds), "a number of kinds out of range")?;
+        let (mut needs, mut offsets) = (Vec::new(), Vec::new());
+        for _ in 0..kinds {
+            let (need, places) = self.kind(shift, height, rhythm.is_some())?;
+            needs.push(Arc::new(need));
+            offsets.push(places);
+        }
+        Ok(Plans { needs, offsets, shift, height, min_bytes, rhythm })
+    }
+
+    fn kind(&mut self, shift: u32, height: u64, found: bool) -> Result<(Needs, Vec<u64>), Refused> {
+        let period = Some(self.number()?).filter(|&period| period > 0);
+        let (class, allocations) = (self.class()?, self.u32()?);
+        let begin = class.map(|class| Begin { class, allocations });
+        check(begin.is_some() == found, "a beginning that is no rhythm's")?;
+        let counts = [self.count(6)?, self.count(3)?, self.count(2)?, self.count(1)?];
+        let [blocks, held, families, sequence] = counts;
+        let mut problem = Problem { period, ..Problem::default() };
+        let (mut keys, mut offsets) = (Vec::new(), Vec::new());
+        for id in 0..blocks as u64 {
+            let key_size = self.number()?;
+            let (align, lower, upper) = (self.number()?, self.number()?, self.number()?);
+            let (nth, offset) = (self.u32()?, self.number()?);
+            let class =
+                Class::of(key_size as usize, align as usize).filter(|class| class.bytes() == key_size);
+            check(class.is_some_and(Class::is_possible), "a size out of range")?;
+            check(align.is_power_of_two() && align <= os::BASE_ALIGN as u64, "an alignment out of range")?;
+            check(lower <= u64::from(u32::MAX) && upper <= u64::from(u32::MAX), "a time out of range")?;
+            check(offset.is_multiple_of(1 << shift), "an offset between granules")?;
+            let end = key_size.next_multiple_of(1 << shift).checked_add(offset);
+            check(end.is_some_and(|end| end <= height), "a block beyond the end")?;
+            problem.blocks.push(Block { id, lower, upper, size: key_size, align });
+            keys.push(Key { size: key_size, align, nth });
+            offsets.push(offset);
+        }
+        let mut held_keys = Vec::new();
+        for _ in 0..held {
+            let (size, align, nth) = (self.number()?, self.number()?, self.u32()?);
+            let class = Class::of(size as usize, align as usize).filter(|class| class.bytes() == size);
+            check(class.is_some_and(Class::is_possible), "a size out of range")?;
+            check(align.is_power_of_two() && align <= os::BASE_ALIGN as u64, "an alignment out of range")?;
+            held_keys.push(Key { size, align, nth });
+        }
+        check(numbers_are_dense(keys.iter().chain(&held_keys)), "a number among equals out of range")?;
+        // The granules' own check is that of the arena; this one, that the plan is one.
+        check(verify(&problem, &offsets, height).is_ok(), "two blocks in one place")?;
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for _ in 0..families {
+            let (smallest, largest) = (self.number()?, self.number()?);
+            let after = ranges.last().is_none_or(|&(_, before)| before < smallest);
+            check(after && smallest <= largest && largest <= MOST_HEIGHT, "families out of order")?;
+            ranges.push((smallest, largest));
+        }
+        let mut classes = Vec::new();
+        for _ in 0..sequence {
+            classes.push(self.class()?.ok_or(Refused::Invalid("a size out of range"))?);
+        }
+        let step = StepProblem { problem, keys, held: held_keys };
+        Ok((Needs { step, families: ranges, begin, sequence: classes }, offsets))
+    }
+}
+
+/// Whether the numbers among equals are such that tables with a place for each are not much larger than the keys.
+fn numbers_are_dense<'a>(keys: impl Iterator<Item = &'a Key>) -> bool {
+    let mut most: HashMap<(u64, u64), u64> = HashMap::new();
+    let mut count = 0;
+    for key in keys {
+        let most = most.entry((key.size, key.align)).or_default();
+        *most = (u64::from(key.nth) + 1).max(*most);
+        count += 1;
+    }
+    most.values().sum::<u64>() <= 2 * count
+}
+
+/// The file that is to be read and written.
+pub(crate) struct PlanFile {
+    path: PathBuf,
+    /// What it was when it was read or written last; `None` where there was none.
+    seen: Option<Stamp>,
+    /// It is not ours to write, or cannot be.
+    given_up: bool,
+}
+
+impl PlanFile {
+    /// The file of the environment, if it names one, and what it holds. Says what is wrong with it.
+    pub(crate) fn open() -> Option<(Self, Option<Plans>)> {
+        let name = os::environment(c"STEPALLOC_PLAN").filter(|name| !name.is_empty())?;
+        let path = path_of_rank(name);
+        let mut file = Self { path, seen: None, given_up: false };
+        let plans = match file.read() {
+            Ok(found) => found.map(|(plans, stamp)| {
+                file.seen = Some(stamp);
+                plans
+            }),
+            Err(reason) => {
+                file.say(&reason);
+                None
+            }
+        };
+        Some((file, plans))
+    }
+
+    /// `None` where there is no file.
+    fn read(&mut self) -> Result<Option<(Plans, Stamp)>, String> {
+        let found = os::read_whole(&self.path, MOST_BYTES).map_err(|error| {
+            self.given_up = true;
+            format!("cannot be read: {error}")
+        })?;
+        let Some((bytes, stamp)) = found else { return Ok(None) };
+        match Plans::from_bytes(&bytes) {
+            Ok(plans) => Ok(Some((plans, stamp))),
+            Err(refused) => {
+                self.given_up |= refused == Refused::NoPlan && !bytes.is_empty();
+                self.seen = Some(stamp);
+                Err(refused.to_string())
+            }
+        }
+    }
+
+    /// Writes plans, all at once or not at all. Of several processes with one file, the one whose plans are of most bytes.
+    pub(crate) fn write(&mut self, plans: &Plans) {
+        if self.given_up {
+            return;
+        }
+        let found = self.read();
+        if self.given_up {
+            return;
+        }
+        if let Ok(Some((others, stamp))) = found
+            && Some(stamp) != self.seen
+            && others.height > plans.height
+        {
+            return;
+        }
+        match os::replace(&self.path, &plans.to_bytes()) {
+            Ok(stamp) => self.seen = Some(stamp),
+            Err(error) => {
+                self.given_up = true;
+                self.say(&format!("cannot be written: {error}"));
+            }
+        }
+    }
+
+    fn say(&self, what: &str) {
+        os::say(format_args!("STEPALLOC_PLAN={}: {what}", self.path.display()));
+    }
+}
+
+/// The path, with `%r` for the rank that the launcher of several processes has given this one (torchrun, Open MPI, MPICH,
+/// Slurm); 0 where there is none.
+fn path_of_rank(name: &[u8]) -> PathBuf {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let Some(at) = name.windows(2).position(|pair| pair == b"%r") else {
+        return Path::new(std::ffi::OsStr::from_bytes(name)).to_owned();
+    };
+    let variables = [c"RANK", c"OMPI_COMM_WORLD_RANK", c"PMI_RANK", c"SLURM_PROCID"];
+    let rank = variables.into_iter().find_map(os::environment).unwrap_or(b"0");
+    PathBuf::from(std::ffi::OsString::from_vec([&name[..at], rank, &name[at + 2..]].concat()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stepalloc_planner::{Event, Planner, Steps};
+
+    /// Plans of two kinds of steps: `blocks` blocks of growing sizes that overlap their neighbours.
+    fn plans() -> Plans {
+        let kind = |blocks: u32, unit: u64| {
+            let size = |block: u32| unit * u64::from(block * block % 31 + 1);
+            let events = (0..blocks).flat_map(|block| {
+                let allocate = Event::Allocate { block, size: size(block), align: 1, moved_from: None };
+                let free = block.checked_sub(2).map(|block| Event::Free { block });
+                [Some(allocate), free].into_iter().flatten()
+            });
+            let mut steps = Steps::new();
+            steps.step(events.clone().chain([blocks - 2, blocks - 1].map(|block| Event::Free { block })));
+            let step = steps.problem();
+            let plan = Planner::new().plan(&step.problem).expect("a plan");
+            let sequence =
+                (0..blocks).map(|block| Class::of(size(block) as usize, 1).expect("a size")).collect();
+            let begin =
+                Some(Begin { class: Class::of(unit as usize, 1).expect("a size"), allocations: blocks });
+            let families = vec![(unit * 40, unit * 41)];
+            (Arc::new(Needs { step, families, begin, sequence }), plan.offsets, plan.height)
+        };
+        let kinds = [kind(40, 64 * 640), kind(23, 64 * 1024)];
+        let height = kinds.iter().map(|kind| kind.2).max().unwrap_or(0);
+        let rhythm = Some(Rhythm { period: 40, steps: 1, share: 1.0 });
+        let (needs, offsets) = kinds.into_iter().map(|(needs, offsets, _)| (needs, offsets)).unzip();
+        Plans { needs, offsets, shift: 6, height, min_bytes: 32 << 10, rhythm }
+    }
+
+    fn is_sound(plans: &Plans) -> bool {
+        let kinds = plans.needs.iter().zip(&plans.offsets);
+        kinds.clone().all(|(needs, offsets)| verify(&needs.step.problem, offsets, plans.height).is_ok())
+            && plans.needs.len() <= KINDS
+    }
+
+    #[test]
+    fn plans_are_read_as_they_were_written() {
+        let plans = plans();
+        let bytes = plans.to_bytes();
+        let read = Plans::from_bytes(&bytes).expect("its own file");
+        assert_eq!(read.to_bytes(), bytes);
+        assert!(read.into_proposal().is_some());
+    }
+
+    #[test]
+    fn damaged_files_are_refused() {
+        let bytes = plans().to_bytes();
+        for end in 0..bytes.len() {
+            assert!(Plans::from_bytes(&bytes[..end]).is_err(), "cut off at {end}");
+        }
+        for at in 0..bytes.len() {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 1 << (at % 8);
+            assert!(Plans::from_bytes(&bytes).is_err(), "changed at {at}");
+        }
+        assert_eq!(Plans::from_bytes(b"print('a program')\n").unwrap_err(), Refused::NoPlan);
+        assert_eq!(Plans::from_bytes(&[]).unwrap_err(), Refused::NoPlan);
+    }
+
+    /// Files whose checksum is right whatever they say: refused, or valid plans that can be put in force.
+    #[test]
+    fn hostile_files_are_refused_or_harmless() {
+        let good = plans().to_bytes();
+        let mut state = 88_172_645_463_325_252u64;
+        let mut random = |below: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state % below
+        };
+        let rounds = if cfg!(debug_assertions) { 2_000 } else { 40_000 };
+        let (mut taken, mut refused) = (0, 0);
+        for _ in 0..rounds {
+            let mut words: Vec<u64> =
+                good.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+            for _ in 0..1 + random(3) {
+                let at = 3 + random(words.len() as u64 - 3) as usize;
+                match random(6) {
+                    0 => words[at] = random(u64::MAX),
+                    1 => words[at] = u64::MAX >> random(64),
+                    2 => words[at] = words[at].wrapping_add(random(256)).wrapping_sub(128),
+                    3 => words[at] = words[3 + random(words.len() as u64 - 3) as usize],
+                    4 => _ = words.remove(at),
+                    _ => words.insert(at, random(1 << 20)),
+                }
+            }
+            words[2] = checksum(words[3..].iter().copied());
+            let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+            match Plans::from_bytes(&bytes) {
+                Err(_) => refused += 1,
+                Ok(plans) => {
+                    assert!(is_sound(&plans));
+                    let heard = plans.needs[0].sequence.clone();
+                    let _ = plans.find(&heard);
+                    let _ = plans.into_proposal();
+                    taken += 1;
+                }
+            }
+        }
+        assert!(taken > rounds / 100 && refused > rounds / 10, "{taken} taken, {refused} refused");
+    }
+
+    #[test]
+    fn plans_fit_what_is_asked_for() {
+        let plans = plans();
+        let step = |kind: usize| plans.needs[kind].sequence.clone();
+        let place = |kind, at, whole, length| Some(Place { kind, at, whole, length });
+        assert_eq!(plans.find(&step(0)[5..35]), place(0, 35, false, 40));
+        // A step that begins again, with two allocations changed.
+        let mut heard = [step(1), step(1)].concat();
+        heard.truncate(30);
+        heard[12] = Class::of(1 << 20, 1).expect("a size");
+        heard[25] = heard[12];
+        assert_eq!(plans.find(&heard), place(1, 7, true, 23));
+        heard[27] = heard[12];
+        assert_eq!(plans.find(&heard), None, "too much else");
+        assert_eq!(plans.find(&step(0)[..10]), None, "too little");
+        let other: Vec<Class> = (0..60).filter_map(|size| Class::of(50_000 + 700 * size, 1)).collect();
+        assert_eq!(plans.find(&other), None);
+    }
+}
