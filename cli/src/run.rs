@@ -253,6 +253,8 @@ fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) 
         "kinds": 0,
         "lower_bound_bytes": 0,
         "planned_blocks": 0,
+        "blocks_beyond_limit": 0,
+        "idle_releases": 0,
         "last_steps": {
             "count": 0,
             "minor_faults_median": 0,

@@ -36,6 +36,93 @@ fn the_arena_stays_within_its_bound_and_the_backend_serves_the_rest() {
         );
         assert!((3..=4).contains(&arena), "{arena} of 10 blocks fit");
         assert_eq!(statistics.planned_blocks as usize, arena, "blocks with a slot");
+        assert_eq!(statistics.blocks_beyond_limit as usize, 10 - arena);
+    });
+}
+
+/// A step of some blocks in the arena; keeps one of them over the step's end.
+fn keeping(kept: &mut Option<Block>) {
+    stepalloc::boundary();
+    let first = block(3_000_000);
+    if let Some(kept) = kept.replace(block(1_000_000)) {
+        kept.free().expect("as it was");
+    }
+    let second = block(2_000_000);
+    first.free().and_then(|()| second.free()).expect("as it was");
+}
+
+#[test]
+fn memory_goes_back_on_request_and_comes_again() {
+    scenario(test_name!(memory_goes_back_on_request_and_comes_again), &STEPS, || {
+        let mut kept = None;
+        (0..30).for_each(|_| keeping(&mut kept));
+        let before = stepalloc::statistics();
+        assert!(before.phase == Phase::Planned && before.arena_occupied_bytes >= 1_000_000, "{before:?}");
+        let given = stepalloc::release() as u64;
+        let after = stepalloc::statistics();
+        let free = before.arena_bytes - before.arena_occupied_bytes;
+        assert!(given <= free && given + 3 * 4096 >= free, "{given} of {free} bytes");
+        assert!(after.vm_rss_bytes + given / 10 * 9 <= before.vm_rss_bytes, "{before:?} {after:?}");
+        // The block that lives is as it was: it is checked when it is freed. Plans stay.
+        (0..10).for_each(|_| keeping(&mut kept));
+        let last = stepalloc::statistics();
+        assert_eq!((last.plans, last.arena_bytes), (before.plans, before.arena_bytes));
+        assert_eq!(last.last_steps.fallback_allocations + last.last_steps.gap_allocations, 0);
+        assert!(last.vm_rss_bytes + given / 10 >= before.vm_rss_bytes);
+    });
+}
+
+#[test]
+fn memory_goes_back_when_nothing_is_asked_for() {
+    let settings: Vec<_> = STEPS.into_iter().chain([("STEPALLOC_IDLE", "1")]).collect();
+    scenario(test_name!(memory_goes_back_when_nothing_is_asked_for), &settings, || {
+        let mut kept = None;
+        for round in 1..=2 {
+            (0..30).for_each(|_| keeping(&mut kept));
+            let before = stepalloc::statistics();
+            let started = std::time::Instant::now();
+            while stepalloc::statistics().idle_releases < round {
+                assert!(started.elapsed().as_secs() < 20, "{:?}", stepalloc::statistics());
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+            let after = stepalloc::statistics();
+            assert!(after.vm_rss_bytes + 3_000_000 <= before.vm_rss_bytes, "{before:?} {after:?}");
+        }
+    });
+}
+
+#[test]
+fn blocks_are_claimed_and_freed_while_memory_goes_back() {
+    scenario(test_name!(blocks_are_claimed_and_freed_while_memory_goes_back), &STEPS, || {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    stepalloc::release();
+                }
+            });
+            // Every block is filled, and checked when it is freed.
+            let mut kept = None;
+            (0..crate::scaled(400)).for_each(|_| keeping(&mut kept));
+            done.store(true, Relaxed);
+        });
+    });
+}
+
+#[test]
+fn a_populated_arena_has_no_faults_in_its_first_step() {
+    let settings: Vec<_> = STEPS.into_iter().chain([("STEPALLOC_POPULATE", "1")]).collect();
+    scenario(test_name!(a_populated_arena_has_no_faults_in_its_first_step), &settings, || {
+        let mut kept = None;
+        while stepalloc::phase() != Phase::Planned {
+            keeping(&mut kept);
+        }
+        // The step in which it was planned, and two to whose beginnings the backend gave back what it kept.
+        (0..4).for_each(|_| keeping(&mut kept));
+        stepalloc::boundary();
+        let statistics = stepalloc::statistics();
+        assert!(statistics.arena_bytes >= 4_000_000 && statistics.last_steps.count >= 2);
+        assert!(statistics.last_steps.minor_faults_max < 100, "{statistics:?}");
     });
 }
 

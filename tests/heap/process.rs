@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 /// Set in a child to the name of the test that it is to run.
 const SCENARIO: &str = "STEPALLOC_HEAP_SCENARIO";
 /// Every setting of the allocator, removed from what a child inherits.
-const SETTINGS: [&str; 12] = [
+const SETTINGS: [&str; 14] = [
     "ENABLE_MEMORY_OPTIMIZATION",
     "START_STATISTIC_STEP",
     "STABLE_STATISTIC_STEP",
@@ -15,6 +15,8 @@ const SETTINGS: [&str; 12] = [
     "STEPALLOC_MIN_BYTES",
     "STEPALLOC_MAX_ARENA",
     "STEPALLOC_HUGEPAGES",
+    "STEPALLOC_POPULATE",
+    "STEPALLOC_IDLE",
     "STEPALLOC_JSON",
     "STEPALLOC_PLAN",
     "STEPALLOC_STATS_SIGNAL",

@@ -18,6 +18,8 @@ const BAD: [(&str, &[&str], &str); 9] = [
     ("STEPALLOC_MIN_BYTES", &["32k", "1023"], "32768"),
     ("STEPALLOC_MAX_ARENA", &["-5", "1GiB"], "no limit"),
     ("STEPALLOC_HUGEPAGES", &["true", "-1"], "0"),
+    ("STEPALLOC_POPULATE", &["2"], "0"),
+    ("STEPALLOC_IDLE", &["1.5", "10s"], "10"),
     ("STEPALLOC_STATS_SIGNAL", &["USR3", "", "SIGKILL", "10"], "no signal"),
     ("STEPALLOC_BACKEND", &["tcmalloc", "", "GLIBC"], "glibc"),
 ];
@@ -107,6 +109,8 @@ fn good_settings_are_used_and_cost_no_line() {
         ("STEPALLOC_MIN_BYTES", "4096"),
         ("STEPALLOC_MAX_ARENA", "1048576"),
         ("STEPALLOC_HUGEPAGES", "1"),
+        ("STEPALLOC_POPULATE", "1"),
+        ("STEPALLOC_IDLE", "60"),
         ("STEPALLOC_STATS_SIGNAL", "SIGUSR2"),
         ("STEPALLOC_BACKEND", "mimalloc"),
     ];
@@ -123,6 +127,8 @@ fn good_settings_are_used_and_cost_no_line() {
             min_bytes: 4096,
             max_arena: 1 << 20,
             huge_pages: true,
+            populate: true,
+            idle_seconds: 60,
         };
         assert_eq!(Settings::from_environment(), expected);
         let statistics = stepalloc::statistics();

@@ -16,6 +16,13 @@ pub extern "C" fn stepalloc_phase() -> c_int {
     statistic::phase() as c_int
 }
 
+/// `size_t stepalloc_release(void)`: gives the memory that no live block needs back to the system, and returns the arena's
+/// bytes among it. They come again when they are touched; plans stay.
+#[unsafe(no_mangle)]
+pub extern "C" fn stepalloc_release() -> usize {
+    statistic::release()
+}
+
 /// `size_t stepalloc_stats_json(char *out, size_t len)`: writes the statistics as one JSON object with a nul byte behind
 /// it, cut to `len` bytes, and returns its whole length without the nul byte, as snprintf does.
 ///

@@ -155,6 +155,36 @@ impl Arena {
         bytes
     }
 
+    /// Touches the first `bytes`, as far as they are usable; a refusal changes nothing.
+    pub(crate) fn populate(&self, bytes: usize) {
+        os::populate(self.base.load(Relaxed) as *mut u8, bytes.min(self.committed.load(Relaxed)));
+    }
+
+    /// Gives pages back to the system in which no block lives; they come again when they are touched. Returns their bytes; 0
+    /// where another thread has the lock for too long.
+    pub(crate) fn give_back(&self) -> usize {
+        let mut given = 0;
+        let _ = self.lock.with(Some(EXCHANGE_ATTEMPTS), |_| {
+            let Some(cells) = self.cells() else { return };
+            let shift = self.shift();
+            let mut give = |run: Run| {
+                let start = self.base.load(Relaxed) + ((run.start() as usize) << shift);
+                // SAFETY: usable bytes of the arena, of which no block has any, nor gets any meanwhile.
+                given += unsafe { os::discard(start as *mut u8, (run.length() as usize) << shift) };
+            };
+            cells.while_free(&self.granules, &mut give);
+            // What larger plans have left: no slots are there, and gaps are below.
+            let committed = (self.committed.load(Relaxed) >> shift) as u32;
+            if cells.limit() < committed {
+                let above = Run::between(cells.limit(), committed);
+                if self.granules.are_free(above) {
+                    give(above);
+                }
+            }
+        });
+        given
+    }
+
     /// Puts a plan's cells in force, in the place of those of the plan before. `false` where another thread has the lock
     /// for too long, and nothing has changed. Blocks live on, also beyond a lowered limit, until they are freed.
     pub(crate) fn exchange(&self, cells: &'static Cells) -> bool {

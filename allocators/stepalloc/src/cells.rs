@@ -518,6 +518,37 @@ impl Cells {
         piece(u32::MAX, u32::MAX);
     }
 
+    /// Calls `found` with each longest run of cells that are free, and stay so until it returns: they are split for as long.
+    /// Under the arena's lock.
+    pub(crate) fn while_free(&self, granules: &Granules, mut found: impl FnMut(Run)) {
+        if self.closing.load(Relaxed) {
+            return;
+        }
+        let cells = self.words.load(Relaxed) * CELLS_A_WORD;
+        let bit = |cell: u32| 1 << (2 * (cell % CELLS_A_WORD));
+        let hold = |cell: u32| {
+            let split = |seen: u64| (seen & bit(cell) != 0).then(|| seen - bit(cell));
+            let run = self.run(cell);
+            run.length() == 0
+                || self.word(cell / CELLS_A_WORD).fetch_update(Acquire, Relaxed, split).is_ok()
+                || self.state(cell) == State::Split && granules.are_free(run)
+        };
+        let mut first = 0;
+        for cell in 0..=cells {
+            if cell < cells && hold(cell) {
+                continue;
+            }
+            let run = Run::between(self.edge(first).load(Relaxed), self.edge(cell).load(Relaxed));
+            if run.length() != 0 {
+                found(run);
+            }
+            for held in (first..cell).filter(|&held| self.run(held).length() != 0) {
+                self.word(held / CELLS_A_WORD).fetch_or(bit(held), Release);
+            }
+            first = cell + 1;
+        }
+    }
+
     /// Granules that are taken.
     pub(crate) fn occupied(&self, granules: &Granules) -> u64 {
         let taken = |(cell, run): (u32, Run)| match self.state(cell) {

@@ -94,7 +94,7 @@ pub use backend::{Glibc, GlibcTuning};
 pub use backend::{Jemalloc, JemallocTuning};
 #[cfg(feature = "mimalloc")]
 pub use backend::{Mimalloc, MimallocOption};
-pub use phase::{boundary, initialise, phase, statistics};
+pub use phase::{boundary, initialise, phase, release, statistics};
 pub use settings::Settings;
 pub use statistics::{LastSteps, Phase, Statistics};
 pub use step::{Step, step};

@@ -434,6 +434,12 @@ impl Matcher {
         self.unknown_bytes.store(0, Relaxed);
     }
 
+    /// Allocations counted in the running step, and steps in the high half: a number that changes with each.
+    pub(crate) fn counted(&self) -> u64 {
+        let counters = self.table().counted_classes().map(|entry| u64::from(entry.counter.load(Relaxed)));
+        counters.sum::<u64>().wrapping_add(self.steps.load(Relaxed) << 32)
+    }
+
     /// Takes back that an allocation was counted: it is the next step's.
     pub(crate) fn uncount(&self, class: Class) {
         if let Some(entry) = self.table().find_or_family(class) {

@@ -27,8 +27,10 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use stepalloc_planner::{Effort, rhythm};
 
+mod idle;
 mod unmarked;
 
+pub use idle::release;
 use unmarked::Fitting;
 pub(crate) use unmarked::{found_boundary, listen, out_of_rhythm};
 
@@ -162,6 +164,10 @@ struct Engine {
     faults: u64,
     nanoseconds: u64,
     trims_left: u8,
+    /// Times that memory went back because nothing was asked for.
+    idle_releases: u64,
+    /// Blocks left to the backend because the arena may not be as large as the plan.
+    beyond_limit: u64,
     missed_steps: u32,
     helped_steps: u32,
     /// Steps that were found since it was last asked whether they are the right ones.
@@ -230,6 +236,8 @@ impl Engine {
             faults: 0,
             nanoseconds: 0,
             trims_left: 0,
+            idle_releases: 0,
+            beyond_limit: 0,
             missed_steps: 0,
             helped_steps: 0,
             tried_for: unmarked::TRIED_STEPS,
@@ -298,6 +306,7 @@ impl Engine {
             self.trims_left -= 1;
             trim();
         }
+        self.watch_for_idleness(settings.idle_seconds);
         STATE.matcher.next_step();
         // What was done here is not the next step's.
         (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
@@ -441,6 +450,7 @@ impl Engine {
 
     /// Puts a plan in force.
     fn install(&mut self, mut proposal: Proposal, settings: &Settings) {
+        let blocks = proposal.blocks;
         let wanted = usize::try_from(proposal.bytes()).unwrap_or(usize::MAX).min(settings.max_arena);
         if !STATE.arena.is_open() && wanted > 0 && !STATE.arena.open(proposal.shift, wanted) {
             self.fail();
@@ -449,6 +459,9 @@ impl Engine {
         proposal.limit(wanted.min(STATE.arena.reserved()));
         let granted = STATE.arena.commit(proposal.bytes() as usize, settings.huge_pages);
         proposal.limit(granted);
+        if settings.populate {
+            STATE.arena.populate(proposal.bytes() as usize);
+        }
         // SAFETY: the arena was made usable up to the bytes granted, and the proposal limited to them.
         if !unsafe { STATE.matcher.install(&STATE.arena, &proposal.tables(), &proposal.cut) } {
             self.fail();
@@ -459,6 +472,7 @@ impl Engine {
         self.planned_at_step = Some(self.running());
         self.lower_bound = proposal.lower_bound;
         self.planned_blocks = proposal.blocks;
+        self.beyond_limit = blocks - proposal.blocks;
         self.patient_until = self.running() + self.patience;
         self.patience = (self.patience * 2).min(PATIENCE_MAX);
         self.trims_left = TRIMS;
@@ -599,6 +613,8 @@ impl Engine {
             kinds: self.kinds.len() as u64,
             lower_bound_bytes: self.lower_bound,
             planned_blocks: self.planned_blocks,
+            blocks_beyond_limit: self.beyond_limit,
+            idle_releases: self.idle_releases,
             last_steps,
             vm_rss_bytes,
             vm_hwm_bytes,

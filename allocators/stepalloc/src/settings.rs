@@ -25,6 +25,11 @@ pub struct Settings {
     pub max_arena: usize,
     /// `STEPALLOC_HUGEPAGES`: ask for huge pages behind the arena.
     pub huge_pages: bool,
+    /// `STEPALLOC_POPULATE`: the arena's pages are there as soon as it is planned, and not when they are first touched.
+    pub populate: bool,
+    /// `STEPALLOC_IDLE`: seconds without a request of planned size after which the arena's pages go back to the system; 0:
+    /// never.
+    pub idle_seconds: u64,
 }
 
 impl Settings {
@@ -37,6 +42,8 @@ impl Settings {
         min_bytes: 32 << 10,
         max_arena: usize::MAX,
         huge_pages: false,
+        populate: false,
+        idle_seconds: 10,
     };
 
     /// Reads the environment. Bad values are told on standard error.
@@ -50,6 +57,8 @@ impl Settings {
             min_bytes: number(c"STEPALLOC_MIN_BYTES", LEAST_MIN_BYTES, default.min_bytes as u64) as usize,
             max_arena: number(c"STEPALLOC_MAX_ARENA", 0, default.max_arena as u64) as usize,
             huge_pages: switch(c"STEPALLOC_HUGEPAGES", default.huge_pages),
+            populate: switch(c"STEPALLOC_POPULATE", default.populate),
+            idle_seconds: number(c"STEPALLOC_IDLE", 0, default.idle_seconds),
         }
     }
 }

@@ -65,6 +65,10 @@ pub struct Statistics {
     pub lower_bound_bytes: u64,
     /// Blocks that have a slot.
     pub planned_blocks: u64,
+    /// Blocks of the plan left to the backend, because the arena may not be as large as it (`STEPALLOC_MAX_ARENA`).
+    pub blocks_beyond_limit: u64,
+    /// Times that the arena's pages went back to the system, because nothing was asked for.
+    pub idle_releases: u64,
     /// The newest half of the planned steps, at most 100 of them.
     pub last_steps: LastSteps,
     /// Resident bytes now.
@@ -129,6 +133,10 @@ impl Counter {
     pub(crate) fn add(&self, bytes: u64) {
         self.allocations.fetch_add(1, Relaxed);
         self.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> Count {
+        Count { allocations: self.allocations.load(Relaxed), bytes: self.bytes.load(Relaxed) }
     }
 
     pub(crate) fn take(&self) -> Count {
@@ -220,7 +228,7 @@ impl Statistics {
         write!(
             out,
             ", \"plans\": {}, \"failed_plans\": {}, \"arena_bytes\": {}, \"arena_occupied_bytes\": {}, \
-             \"kept\": {}, \"kinds\": {}, \"lower_bound_bytes\": {}, \"planned_blocks\": {}",
+             \"kept\": {}, \"kinds\": {}, \"lower_bound_bytes\": {}, \"planned_blocks\": {}, \"blocks_beyond_limit\": {}, \"idle_releases\": {}",
             self.plans,
             self.failed_plans,
             self.arena_bytes,
@@ -229,6 +237,8 @@ impl Statistics {
             self.kinds,
             self.lower_bound_bytes,
             self.planned_blocks,
+            self.blocks_beyond_limit,
+            self.idle_releases,
         )?;
         write!(
             out,

@@ -261,11 +261,11 @@ impl Engine {
         });
         let news = found.filter(|found| !planned || self.is_news(found, &heard));
         let Some(mut rhythm) = news else { return self.found_nothing(settings) };
-        if let Some(known) = self.start.map(|start| start.rhythm).filter(|_| rhythm.steps == 1)
+        if let Some(known) = self.start.map(|start| start.rhythm).filter(|known| !known.repeats())
             && rhythm.period.is_multiple_of(known.period)
         {
             // Kinds of steps that take turns.
-            rhythm.steps = rhythm.period / known.period * known.steps;
+            rhythm.steps = rhythm.steps.max(rhythm.period / known.period * known.steps);
         }
         self.drop_kept();
         let start = settings.start(false);
@@ -469,6 +469,7 @@ impl Engine {
         self.steps += self.start.map_or(1, |start| start.rhythm.steps as u64);
         STATE.matcher.expect(Some(class));
         UNFIT.store(0, Relaxed);
+        self.watch_for_idleness(settings.idle_seconds);
         if let Some(figures) = counted
             && matches!(self.work, Work::None)
             && (self.serves_too_little(&figures) | self.has_changed(&figures))

@@ -1,0 +1,73 @@
+//! Memory goes back: on request, and when the program has asked for nothing of planned size for a while.
+//!
+//! A thread looks now and then whether any was asked for. It is there only while a plan serves and is used: it ends when it
+//! has given the arena's pages back, and is started again at the next boundary. The pages come again when they are touched;
+//! plans stay as they are.
+
+use super::{ENGINE, Engine, Phase, trim};
+use crate::os;
+use crate::route::{self, MISSES, STATE};
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::time::Duration;
+use std::thread;
+
+/// The process whose thread looks; 0 while there is none.
+static WATCHED: AtomicU32 = AtomicU32::new(0);
+/// Looks in the time after which memory goes back.
+const LOOKS: u32 = 4;
+/// Bytes of the thread's stack.
+const STACK: usize = 64 << 10;
+
+/// Gives the memory that no live block needs back to the system: the arena's free pages, and what the backend keeps. Plans
+/// stay, and their pages come again when they are touched. Returns the arena's bytes given back.
+///
+/// For programs that will not run a step for some time. They are given back by themselves after `STEPALLOC_IDLE` seconds
+/// without a request of planned size.
+pub fn release() -> usize {
+    os::keeping_errno(|| {
+        route::inside(|| {
+            let bytes = STATE.arena.give_back();
+            trim();
+            bytes
+        })
+    })
+}
+
+/// What was asked for of planned size so far, as a number that changes with each request.
+fn activity() -> u64 {
+    let counted = STATE.matcher.counted();
+    let missed = MISSES.gap.get().allocations + MISSES.fallback.get().allocations;
+    counted.wrapping_add(missed << 32)
+}
+
+impl Engine {
+    /// Starts the thread that looks, where there is none.
+    pub(super) fn watch_for_idleness(&self, seconds: u64) {
+        let process = os::pid();
+        if seconds == 0 || self.phase != Phase::Planned || WATCHED.swap(process, Relaxed) == process {
+            return;
+        }
+        let pause = Duration::from_secs(seconds) / LOOKS;
+        let started = os::with_signals_blocked(|| {
+            thread::Builder::new().name("stepalloc".into()).stack_size(STACK).spawn(move || watch(pause))
+        });
+        if started.is_err() {
+            WATCHED.store(0, Relaxed);
+        }
+    }
+}
+
+/// Gives memory back once nothing was asked for over some looks, and ends.
+fn watch(pause: Duration) {
+    let (mut before, mut unchanged) = (activity(), 0);
+    while unchanged < LOOKS {
+        thread::sleep(pause);
+        let now = activity();
+        unchanged = if now == before { unchanged + 1 } else { 0 };
+        before = now;
+    }
+    // The next boundary starts another.
+    WATCHED.store(0, Relaxed);
+    release();
+    let _ = ENGINE.with(Some(1), |engine| engine.idle_releases += 1);
+}
