@@ -51,12 +51,11 @@ def _tell() -> None:
     if not _told.acquire(blocking=False):
         return
     try:
-        print(
+        sys.stderr.write(
             "stepalloc: libstepalloc.so is not preloaded, so step(), stats() and phase() do nothing; "
-            "start the program with `python -m stepalloc`",
-            file=sys.stderr,
+            "start the program with `python -m stepalloc`\n"
         )
-    except Exception:  # Standard error may be closed, or anything that the program put in its place.
+    except Exception:  # Standard error may be closed, or None, or anything that the program put in its place.
         pass
 
 
