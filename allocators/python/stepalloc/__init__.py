@@ -31,7 +31,7 @@ import json
 import os
 import sys
 import threading
-from typing import Any
+from typing import Any, Callable
 
 __all__ = ["Step", "phase", "stats", "step"]
 
@@ -61,17 +61,16 @@ def _tell() -> None:
 
 try:
     _process = ctypes.CDLL(None)
-    _boundary = _process.stepalloc_step
-    _phase = _process.stepalloc_phase
-    _stats_json = _process.stepalloc_stats_json
+    _step, _phase, _stats_json = _process.stepalloc_step, _process.stepalloc_phase, _process.stepalloc_stats_json
 except (AttributeError, OSError, TypeError):  # No such symbol; no such handle, outside of Linux.
     _preloaded = False
-    _boundary = _tell
+    _boundary: Callable[[], None] = _tell
 else:
     _preloaded = True
-    _boundary.argtypes, _boundary.restype = (), None
+    _step.argtypes, _step.restype = (), None
     _phase.argtypes, _phase.restype = (), ctypes.c_int
     _stats_json.argtypes, _stats_json.restype = (ctypes.c_char_p, ctypes.c_size_t), ctypes.c_size_t
+    _boundary = _step
     # A forked child has its steps to itself; scopes that its parent had open would hide them.
     os.register_at_fork(after_in_child=_open.clear)
 
@@ -100,8 +99,8 @@ def step() -> Step:
     Called alone it is that and no more. With ``with`` it opens a scope, too: while one is open, in whichever thread,
     calls do not count. So a library may mark its own steps, and an outer loop's marks stand above them.
 
-    A call takes less than a microsecond while the library waits or serves; at the end of a step that was collected it
-    can take some milliseconds, in which other threads run on.
+    A boundary takes some microseconds, mostly of three system calls, and asks for no memory of planned size; after a step
+    that was collected it can take some milliseconds. Other threads run on meanwhile.
     """
     if not _open:
         _boundary()
