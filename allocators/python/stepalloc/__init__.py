@@ -60,7 +60,8 @@ def _tell() -> None:
 
 
 try:
-    _process = ctypes.CDLL(None)
+    # Other than CDLL this keeps the interpreter's lock, without which threads that open scopes at once all mark a boundary.
+    _process = ctypes.PyDLL(None)
     _step, _phase, _stats_json = _process.stepalloc_step, _process.stepalloc_phase, _process.stepalloc_stats_json
 except (AttributeError, OSError, TypeError):  # No such symbol; no such handle, outside of Linux.
     _preloaded = False
@@ -100,7 +101,7 @@ def step() -> Step:
     calls do not count. So a library may mark its own steps, and an outer loop's marks stand above them.
 
     A boundary takes some microseconds, mostly of three system calls, and asks for no memory of planned size; after a step
-    that was collected it can take some milliseconds. Other threads run on meanwhile.
+    that was collected it can take some milliseconds.
     """
     if not _open:
         _boundary()
