@@ -5,26 +5,33 @@
 //! a library that cannot be loaded late.
 
 use crate::process;
+use std::path::Path;
 
 /// The symbols that `nm -D` lists with these options, without versions.
-fn symbols(option: &str) -> Vec<String> {
+fn symbols(library: &Path, option: &str) -> Vec<String> {
     let mut nm = process::command("nm");
-    nm.args(["-D", option]).arg(process::library());
+    nm.args(["-D", option]).arg(library);
     let ended = process::finish(&mut nm).with_status(0);
     ended.out().lines().filter_map(|line| line.split_whitespace().last()).map(str::to_owned).collect()
 }
 
-#[test]
-fn the_library_exports_exactly_the_golden_list() {
-    let mut exported = symbols("--defined-only");
+/// Fails unless the library exports what is in `exports.txt`.
+#[track_caller]
+pub fn are_the_golden_list(library: &Path) {
+    let mut exported = symbols(library, "--defined-only");
     exported.sort_unstable();
     let golden: Vec<&str> = include_str!("exports.txt").lines().collect();
     assert_eq!(exported, golden);
 }
 
 #[test]
+fn the_library_exports_exactly_the_golden_list() {
+    are_the_golden_list(&process::library());
+}
+
+#[test]
 fn the_library_needs_no_private_symbol_of_glibc() {
-    let needed = symbols("--undefined-only");
+    let needed = symbols(&process::library(), "--undefined-only");
     assert!(needed.iter().any(|symbol| symbol.starts_with("__libc_malloc")), "{needed:?}");
     for symbol in needed {
         let (name, version) = symbol.split_once('@').unwrap_or((&symbol, ""));

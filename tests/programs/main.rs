@@ -7,6 +7,7 @@
 //! | `run`, `plan`, `demo` | does the command keep its contract? |
 //! | `pytorch` | are unmodified trainings planned, without another result? |
 //! | `unchanged` | do everyday programs behave as without it? |
+//! | `wheel` | does the Python package, built and installed, do what it says? |
 //!
 //! `process` starts programs and ends those that hang; `compiled` makes programs of the C sources beside this file. What
 //! is not installed is skipped with a line that says so; a C compiler must be there.
@@ -20,6 +21,7 @@ mod process;
 mod pytorch;
 mod run;
 mod unchanged;
+mod wheel;
 
 /// The backends, as `STEPALLOC_BACKEND` and `--backend` spell them.
 const BACKENDS: [&str; 3] = ["glibc", "jemalloc", "mimalloc"];
