@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn options_that_do_not_exist_are_refused_not_passed_to_the_program() {
-        for option in ["--report", "--plan", "--trace"] {
+        for option in ["--report", "--trace"] {
             let parsed = Arguments::try_parse_from(["stepalloc", "run", option, "F", "--", "true"]);
             let error = parsed.err().map(|error| error.kind());
             assert_eq!(error, Some(clap::error::ErrorKind::UnknownArgument), "{option}");

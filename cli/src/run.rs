@@ -34,6 +34,7 @@ figures could not be written.
 Examples:
   stepalloc run -- python3 train.py
   stepalloc run --plan train.plan -- python3 train.py     (the second time it begins with the plan of the first)
+  stepalloc run --plan 'rank-%r.plan' -- mpirun -n 2 python3 train.py
   START_STATISTIC_STEP=4 stepalloc run --backend jemalloc --json figures.json -- python3 train.py --epochs 3"
 )]
 pub struct Arguments {
@@ -43,7 +44,7 @@ pub struct Arguments {
     /// Write one JSON object for each process that made steps; - is standard output
     #[arg(long, value_name = "F")]
     json: Option<PathBuf>,
-    /// Begin with the plans of this file, and keep new ones in it; %r stands for the process's rank
+    /// Begin with the plans of this file, and keep new ones in it; %r stands for the process's rank (torchrun, mpirun)
     #[arg(long, value_name = "F")]
     plan: Option<PathBuf>,
     /// Do not sum up the run on standard error
@@ -174,8 +175,8 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
         }
         let text: String = processes.iter().map(|process| format!("{process}\n")).collect();
         json.write(text.as_bytes())?;
-    } else if let (Some(summary), false) = (summary(&processes), arguments.quiet) {
-        os::say(&summary);
+    } else if !arguments.quiet {
+        summary(&processes).iter().for_each(|line| os::say(line));
     }
     Ok(ended)
 }
@@ -238,6 +239,7 @@ fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) 
     let backend = backend.map(|backend| backend.name().to_owned()).or_else(known_backend);
     let mut process = json!({
         "pid": pid,
+        "rank": null,
         "program": name,
         "backend": backend.unwrap_or_else(|| Backend::Glibc.name().to_owned()),
         "phase": "waiting",
@@ -276,49 +278,75 @@ fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) 
     process
 }
 
-/// One line about the process that made most steps; nothing where none made any.
-fn summary(processes: &[Value]) -> Option<String> {
+/// Ranks that the summary tells one by one.
+const RANKS_TOLD: usize = 16;
+
+/// A line about the process that made most steps, or about each rank where several made some; nothing where none did.
+fn summary(processes: &[Value]) -> Vec<String> {
     let steps = |process: &Value| process["steps"].as_u64().unwrap_or(0);
+    let mut ranks: Vec<&Value> =
+        processes.iter().filter(|process| process["rank"].is_u64() && steps(process) > 0).collect();
+    ranks.sort_by_key(|process| process["rank"].as_u64());
+    if ranks.len() > 1 {
+        let line = |process: &&Value| format!("rank {}: {}", process["rank"], about(process));
+        let mut lines: Vec<String> = ranks.iter().take(RANKS_TOLD).map(line).collect();
+        if let Some(more) = ranks.len().checked_sub(RANKS_TOLD).filter(|&more| more > 0) {
+            lines.push(format!("and {more} ranks more; --json tells all of them"));
+        }
+        return lines;
+    }
     let told =
         |process: &&Value| steps(process) > 0 || process["marked"] == false && process.get("ended").is_none();
-    let most = processes.iter().filter(told).max_by_key(|process| steps(process))?;
+    let Some(most) = processes.iter().filter(told).max_by_key(|process| steps(process)) else {
+        return Vec::new();
+    };
+    let mut text = about(most);
+    match processes.len() {
+        0 | 1 => {}
+        2 => text.push_str(" (and 1 process more)"),
+        more => text.push_str(&format!(" (and {} processes more)", more - 1)),
+    }
+    vec![text]
+}
+
+/// What a process did, in a line.
+fn about(process: &Value) -> String {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
-    let path = most["program"].as_str().unwrap_or("the program");
+    let path = process["program"].as_str().unwrap_or("the program");
     let name = path.rsplit('/').next().unwrap_or(path);
-    let mut text = match (most["phase"].as_str(), most["planned_at_step"].as_u64()) {
+    match (process["phase"].as_str(), process["planned_at_step"].as_u64()) {
         (Some("planned"), Some(step)) => {
-            let (arena, bound) = (number(&most["arena_bytes"]), number(&most["lower_bound_bytes"]));
-            let last = &most["last_steps"];
+            let (arena, bound) = (number(&process["arena_bytes"]), number(&process["lower_bound_bytes"]));
+            let last = &process["last_steps"];
             let missed = number(&last["fallback_bytes"]) as f64;
             let all = missed + number(&last["planned_bytes"]) as f64;
-            let begin = match most["period_allocations"].as_u64() {
+            let begin = match process["period_allocations"].as_u64() {
+                _ if process["kept"] == true => "served from the plan of an earlier run".to_owned(),
                 Some(period) => format!("steps of {period} allocations found and planned"),
                 None => format!("planned from step {step}"),
             };
+            let beyond = match number(&process["blocks_beyond_limit"]) {
+                0 => String::new(),
+                blocks => format!("; STEPALLOC_MAX_ARENA left {blocks} blocks to the backend"),
+            };
             format!(
-                "{name}: {begin}, arena {} ({:.3} x lower bound), {} faults a step, {:.1} % of the bytes from the arena",
+                "{name}: {begin}, arena {} ({:.3} x lower bound), {} faults a step, {:.1} % of the bytes from the arena{beyond}",
                 size::show(arena),
                 if bound == 0 { 1.0 } else { arena as f64 / bound as f64 },
                 last["minor_faults_median"].as_f64().unwrap_or(0.0),
                 if all == 0.0 { 100.0 } else { 100.0 * (1.0 - missed / all) },
             )
         }
-        _ if most["marked"] == false => format!(
+        _ if process["marked"] == false => format!(
             "{name}: not planned: no rhythm was found in its allocations; {} served it",
-            most["backend"].as_str().unwrap_or("the backend"),
+            process["backend"].as_str().unwrap_or("the backend"),
         ),
         (phase, _) => format!(
             "{name}: not planned: still {} after {} steps; START_STATISTIC_STEP and STABLE_STATISTIC_STEP say when to begin and end collecting",
             phase.unwrap_or("waiting"),
-            steps(most),
+            number(&process["steps"]),
         ),
-    };
-    match processes.len() {
-        0 | 1 => {}
-        2 => text.push_str(" (and 1 process more)"),
-        more => text.push_str(&format!(" (and {} processes more)", more - 1)),
     }
-    Some(text)
 }
 
 #[cfg(test)]
@@ -343,27 +371,26 @@ mod tests {
 
     #[test]
     fn nothing_is_summed_up_where_no_steps_were_made() {
-        assert_eq!(summary(&[]), None);
-        assert_eq!(summary(&[without_steps(5, "true", None, &KILLED)]), None);
+        assert_eq!(summary(&[]), [""; 0]);
+        assert_eq!(summary(&[without_steps(5, "true", None, &KILLED)]), [""; 0]);
     }
 
     #[test]
     fn the_summary_says_whether_there_is_a_rhythm() {
         let without = json!({"program": "/bin/tar", "phase": "waiting", "marked": false, "steps": 0, "backend": "glibc"});
-        let summed_up = summary(&[without]);
         assert_eq!(
-            summed_up.as_deref(),
-            Some("tar: not planned: no rhythm was found in its allocations; glibc served it")
+            summary(&[without]),
+            ["tar: not planned: no rhythm was found in its allocations; glibc served it"]
         );
         let found = json!({
             "program": "/bin/a", "phase": "planned", "marked": false, "steps": 40, "planned_at_step": 0,
             "period_allocations": 45, "arena_bytes": 2048, "lower_bound_bytes": 2048,
             "last_steps": {"minor_faults_median": 0, "planned_bytes": 100, "fallback_bytes": 0},
         });
-        let summed_up = summary(&[found]).expect("a line");
+        let lines = summary(&[found]);
         assert!(
-            summed_up.starts_with("a: steps of 45 allocations found and planned, arena 2.0 KiB"),
-            "{summed_up}"
+            lines[0].starts_with("a: steps of 45 allocations found and planned, arena 2.0 KiB"),
+            "{lines:?}"
         );
     }
 
@@ -375,10 +402,10 @@ mod tests {
             "last_steps": {"minor_faults_median": 0, "planned_bytes": 100, "fallback_bytes": 0},
         });
         assert_eq!(
-            summary(&[process, json!({})]).as_deref(),
-            Some(
+            summary(&[process, json!({})]),
+            [
                 "python3: planned from step 9, arena 63.0 MiB (1.000 x lower bound), 0 faults a step, 100.0 % of the bytes from the arena (and 1 process more)"
-            )
+            ]
         );
     }
 }

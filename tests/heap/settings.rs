@@ -6,7 +6,7 @@ use crate::test_name;
 use stepalloc::Settings;
 
 /// A variable, values that are none for it, and the default as its line must name it.
-const BAD: [(&str, &[&str], &str); 9] = [
+const BAD: [(&str, &[&str], &str); 11] = [
     ("ENABLE_MEMORY_OPTIMIZATION", &["yes", "2", ""], "1"),
     (
         "START_STATISTIC_STEP",

@@ -108,6 +108,42 @@ fn the_json_tells_what_the_program_did() {
     assert_eq!(last["fallback_bytes"], 0, "{process}");
 }
 
+/// What `mpirun -n 2` or torchrun does, as far as it matters here: the same program twice, each told its rank.
+const RANKS: &str = "for rank in 0 1; do RANK=$rank \"$0\" 40 & done; wait";
+
+#[test]
+fn ranks_are_told_one_by_one_and_have_plans_of_their_own() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let plan = directory.path().join("rank-%r.plan");
+    let command = || run(&["--plan", text(&plan)], &["sh", "-c", RANKS, steps()]);
+    let ended = process::finish(&mut command()).with_status(0);
+    let [first, second] = ended.ours()[..] else { panic!("not two lines: {}", ended.err()) };
+    assert!(first.contains("rank 0: steps: planned from step"), "{first}");
+    assert!(second.contains("rank 1: steps: planned from step"), "{second}");
+    for rank in 0..2 {
+        assert!(directory.path().join(format!("rank-{rank}.plan")).is_file(), "rank {rank}");
+    }
+    let ended = process::finish(&mut command()).with_status(0);
+    assert_eq!(ended.err().matches("served from the plan of an earlier run").count(), 2, "{}", ended.err());
+    // Alike as they are, one file would do.
+    let shared = directory.path().join("rank-0.plan");
+    let all = json_of(|file| run(&["--plan", text(&shared), "--json", file], &["sh", "-c", RANKS, steps()]));
+    let mut ranks: Vec<_> = all.iter().map(|process| (process["rank"].as_u64(), &process["kept"])).collect();
+    ranks.sort_by_key(|&(rank, _)| rank);
+    assert_eq!(ranks, [(Some(0), &true.into()), (Some(1), &true.into())]);
+}
+
+#[test]
+fn a_file_of_plans_that_cannot_be_written_costs_a_line_and_nothing_else() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (path, said) in [("nowhere/a.plan", "cannot be written"), (".", "cannot be read")] {
+        let plan = directory.path().join(path);
+        let ended = process::finish(&mut run(&["--plan", text(&plan)], &[steps(), "40"])).with_status(0);
+        assert_eq!(ended.err().matches(said).count(), 1, "{}", ended.err());
+        assert!(ended.err().contains("planned from step"), "{}", ended.err());
+    }
+}
+
 #[test]
 fn json_on_standard_output_follows_the_programs_own() {
     let ended = process::finish(&mut run(&["--json", "-"], &[steps(), "20"])).with_status(0);
@@ -226,7 +262,7 @@ fn json_that_cannot_be_written_is_told_before_the_program_starts() {
 
 #[test]
 fn options_that_do_not_exist_are_refused() {
-    for option in ["--report", "--plan", "--trace", "--nonsense"] {
+    for option in ["--report", "--trace", "--nonsense"] {
         refused(process::finish(&mut run(&[option, "F"], &["echo", "started"])), 2, option);
     }
 }

@@ -369,16 +369,14 @@ impl PlanFile {
     }
 }
 
-/// The path, with `%r` for the rank that the launcher of several processes has given this one (torchrun, Open MPI, MPICH,
-/// Slurm); 0 where there is none.
+/// The path, with `%r` for this process's rank; 0 where it has none.
 fn path_of_rank(name: &[u8]) -> PathBuf {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     let Some(at) = name.windows(2).position(|pair| pair == b"%r") else {
         return Path::new(std::ffi::OsStr::from_bytes(name)).to_owned();
     };
-    let variables = [c"RANK", c"OMPI_COMM_WORLD_RANK", c"PMI_RANK", c"SLURM_PROCID"];
-    let rank = variables.into_iter().find_map(os::environment).unwrap_or(b"0");
-    PathBuf::from(std::ffi::OsString::from_vec([&name[..at], rank, &name[at + 2..]].concat()))
+    let rank = os::rank().unwrap_or(0).to_string();
+    PathBuf::from(std::ffi::OsString::from_vec([&name[..at], rank.as_bytes(), &name[at + 2..]].concat()))
 }
 
 #[cfg(test)]

@@ -306,6 +306,13 @@ pub fn environment(name: &CStr) -> Option<&'static [u8]> {
     }
 }
 
+/// The rank that the launcher of several processes has given this one: torchrun, Open MPI, MPICH or Slurm.
+pub(crate) fn rank() -> Option<u64> {
+    let variables = [c"RANK", c"OMPI_COMM_WORLD_RANK", c"PMI_RANK", c"SLURM_PROCID"];
+    let value = variables.into_iter().find_map(environment)?;
+    core::str::from_utf8(value).ok()?.parse().ok()
+}
+
 /// Runs `handler` in the child of every later fork.
 pub(crate) fn at_fork_in_child(handler: extern "C" fn()) {
     // SAFETY: the handler is a function of this image and touches atomics only.

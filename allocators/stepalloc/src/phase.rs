@@ -51,6 +51,8 @@ const MISSED_STEPS: u32 = 4;
 /// Steps a new plan is given at least; doubled with every plan that did not help, so that a program without a rhythm
 /// is collected ever more rarely.
 const PATIENCE: u64 = 8;
+/// Marked steps in which a program is waited for to be recognised by the plans of a file.
+const KEPT_STEPS: u64 = 8;
 /// Steps in a row without a miss by which a plan has helped.
 const HELPED_STEPS: u32 = 8;
 /// At most so many.
@@ -295,6 +297,7 @@ impl Engine {
             self.advance(&settings);
         } else if self.phase == Phase::Waiting
             && self.running() >= settings.start(true).max(self.patient_until)
+            && !(matches!(self.kept, Kept::Waiting { .. }) && self.running() < KEPT_STEPS)
         {
             self.collect(&settings);
         } else if let Some(figures) = counted
@@ -364,6 +367,7 @@ impl Engine {
             return;
         }
         RECORDER.clear();
+        self.drop_kept();
         self.missed_steps = 0;
         self.ends.clear();
         self.work = Work::Here(Box::new(Collector::new()));
@@ -599,6 +603,7 @@ impl Engine {
         let last_steps: LastSteps = self.history.last_steps();
         Statistics {
             pid: os::pid(),
+            rank: os::rank(),
             backend: route::attached().map_or("", |backend| (backend.name)()),
             phase: self.phase,
             marked: self.marked,

@@ -37,6 +37,8 @@ impl fmt::Display for Phase {
 pub struct Statistics {
     /// The process.
     pub pid: u32,
+    /// Its rank among processes that one launcher has started (torchrun, Open MPI, MPICH, Slurm).
+    pub rank: Option<u64>,
     /// Name of the backend; empty before the allocator was first used.
     pub backend: &'static str,
     /// What it is doing now.
@@ -208,7 +210,12 @@ impl Statistics {
     /// Writes the same without allocating.
     pub fn write_json(&self, out: &mut impl Write) -> fmt::Result {
         let last = &self.last_steps;
-        write!(out, "{{\"pid\": {}, \"program\": \"", self.pid)?;
+        write!(out, "{{\"pid\": {}, \"rank\": ", self.pid)?;
+        match self.rank {
+            Some(rank) => write!(out, "{rank}")?,
+            None => out.write_str("null")?,
+        }
+        out.write_str(", \"program\": \"")?;
         let mut path = [0; PROGRAM_BYTES];
         write_escaped(out, os::program(&mut path))?;
         write!(
