@@ -35,7 +35,8 @@
 //! # Steps
 //!
 //! A program marks its steps ([`step`], [`boundary`]), or does not: then the period of its planned-size allocations is
-//! found from their sizes alone, and a step begins where the least is alive. Marks, once given, are all that counts. Where
+//! found from their sizes alone, and a step begins where the least is alive. Marks, once given, are all that counts. Several
+//! kinds of steps (sequence lengths, training and evaluation) have a plan each, in one arena. Where
 //! sizes follow the data and differ by some percent from step to step, a block is known by its family of sizes, and its
 //! slot is as large as the family's largest.
 //!
@@ -58,12 +59,13 @@
 //!
 //! Blocks below the threshold cost two comparisons more than the backend a pair, in all phases; `benches/instructions.sh`
 //! counts what they come to. While collecting, an event of 32 bytes is kept for each planned-size allocation and free of a
-//! step. A boundary costs three system calls. Memory of the arena stays with the process. Programs whose sizes never repeat gain
+//! step. A boundary costs three system calls. Memory of the arena goes back to the system after ten seconds without a request
+//! of planned size, or by [`release`]; while a plan serves, a thread looks for that. Programs whose sizes never repeat gain
 //! nothing: their blocks find gaps at best. Linux with glibc only.
 //!
 //! # Layout
 //!
-//! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and plan (by stepalloc-planner) ->
+//! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and plan (by stepalloc-planner; `kept` in a file) ->
 //! `matcher` which slot -> `arena` is it free, by `cells` and `granules`; `alloc` and [`route`] the way of a request; [`backend`] what is
 //! underneath; [`os`] every system call.
 
