@@ -91,3 +91,48 @@ fn transformer_trains_alike_from_a_plan() {
 fn convnet_trains_alike_from_a_plan() {
     train("convnet");
 }
+
+/// Steps of which the first, in which the program is recognised, is not counted, nor the last, which no boundary ends.
+const STEPS_BUT_TWO: u64 = 38;
+/// Bytes resident at most, in the whole run, for each that is resident at its end.
+const MOST_PEAK: f64 = 1.01;
+
+/// Nothing is marked: the first run finds its steps, the second begins with their plan.
+fn train_again(workload: &str) {
+    let Some(script) = script() else { return };
+    let _alone = process::alone();
+    let directory = tempfile::tempdir().expect("a directory");
+    let (file, plan) = (directory.path().join("figures.json"), directory.path().join("plan"));
+    let run = || {
+        let mut command = process::stepalloc(["run", "--plan"]);
+        command.arg(&plan).arg("--json").arg(&file).args(["--", PYTHON]).arg(&script);
+        let printed = printed(command.args([workload, "--steps", STEPS]));
+        let json = std::fs::read_to_string(&file).expect("the figures were written");
+        (printed, serde_json::from_str::<Value>(json.lines().next().expect("a line")).expect("JSON"))
+    };
+    let (first, figures) = run();
+    assert_eq!((&figures["phase"], &figures["kept"]), (&"planned".into(), &false.into()), "{figures}");
+    let (second, figures) = run();
+    assert_eq!(second["loss"], first["loss"], "{workload}: another result");
+    assert_eq!((&figures["phase"], &figures["kept"]), (&"planned".into(), &true.into()), "{figures}");
+    assert!(figures["steps"].as_u64().is_some_and(|steps| steps >= STEPS_BUT_TWO), "{figures}");
+    let last = |name: &str| figures["last_steps"][name].as_f64().expect("a number");
+    assert_eq!(last("minor_faults_median"), 0.0, "{figures}");
+    assert!(last("fallback_bytes") <= MOST_FALLBACK * last("planned_bytes"), "{figures}");
+    let (peak, at_the_end) = (second["vm_hwm_mib"].as_f64(), second["vm_rss_mib"].as_f64());
+    println!(
+        "{workload} again: peak {peak:?} MiB, at the end {at_the_end:?} MiB, {} steps",
+        figures["steps"]
+    );
+    assert!(peak.zip(at_the_end).is_some_and(|(peak, end)| peak <= MOST_PEAK * end), "{second}");
+}
+
+#[test]
+fn transformer_trains_alike_from_a_kept_plan() {
+    train_again("transformer");
+}
+
+#[test]
+fn convnet_trains_alike_from_a_kept_plan() {
+    train_again("convnet");
+}
