@@ -7,6 +7,7 @@
 //! - `operations`: 8 threads run programs of operations, ten million in all, through every phase and back;
 //! - `model`: one thread, programs that shrink, every range of the heap compared after each allocation;
 //! - `threads`: 8 threads at once: what the arena serves, and that nothing is lost;
+//! - `crowd`: steps that run on several threads at once;
 //! - `phases`: when collecting begins and ends;
 //! - `lifetimes`: blocks that outlive their step, double buffers, vectors that grow;
 //! - `limits`: bounded arenas, address space that runs out, forks;
@@ -14,6 +15,7 @@
 //! - `settings`: bad values and the statistics signal;
 //! - `stall`: what a boundary costs the step's own thread.
 
+mod crowd;
 mod lifetimes;
 mod limits;
 mod model;

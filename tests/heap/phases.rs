@@ -126,15 +126,24 @@ fn only_the_outermost_scope_is_a_boundary() {
                 let _innermost = stepalloc::step();
             }
             drop(inner);
-            let _again = stepalloc::step();
+            let again = stepalloc::step();
+            let shared = again.share();
             std::thread::scope(|scope| {
-                scope.spawn(|| drop(stepalloc::step()));
+                scope.spawn(move || {
+                    let _part = shared.attach();
+                    drop(stepalloc::step());
+                });
             });
             assert_eq!(steps(), step, "scopes inside a scope count nothing");
         }
         assert_eq!(steps(), 3, "the end of a scope is no boundary");
         stepalloc::boundary();
         assert_eq!(steps(), 4);
+        let _here = stepalloc::step();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(stepalloc::step()));
+        });
+        assert_eq!(steps(), 6, "another thread's step is one of its own");
     });
 }
 

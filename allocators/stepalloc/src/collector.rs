@@ -478,6 +478,28 @@ impl Proposal {
         }
     }
 
+    /// An arena of `height` bytes, all of it gaps.
+    pub(crate) fn without_slots(height: u64, lower_bound: u64, shift: u32) -> Option<Self> {
+        let granules = u32::try_from(height >> shift).ok().filter(|&granules| granules > 0)?;
+        Some(Self {
+            needs: Vec::new(),
+            offsets: Vec::new(),
+            slots: Vec::new(),
+            cut: cut(&[], shift, granules),
+            shift,
+            granules,
+            lower_bound,
+            optimal: false,
+            blocks: 0,
+            found: None,
+        })
+    }
+
+    /// Whether all of the arena is gaps.
+    pub(crate) fn has_no_slots(&self) -> bool {
+        self.slots.is_empty()
+    }
+
     /// What the matcher is to be told.
     pub(crate) fn tables(&self) -> Vec<Tables<'_>> {
         let kinds = self.needs.iter().zip(&self.slots);
@@ -591,7 +613,7 @@ fn classes(step: &StepProblem, offsets: &[u64], shift: u32) -> Option<Vec<ClassS
 
 /// Addresses are spread by a multiplication; nobody chooses them to collide.
 #[derive(Default)]
-struct AddressHasher(u64);
+pub(crate) struct AddressHasher(u64);
 
 impl Hasher for AddressHasher {
     fn finish(&self) -> u64 {

@@ -74,6 +74,7 @@ mod arena;
 pub mod backend;
 mod cells;
 mod collector;
+mod crowd;
 mod found;
 mod granules;
 mod kept;
@@ -99,7 +100,7 @@ pub use backend::{Mimalloc, MimallocOption};
 pub use phase::{boundary, initialise, phase, release, statistics};
 pub use settings::Settings;
 pub use statistics::{LastSteps, Phase, Statistics};
-pub use step::{Step, step};
+pub use step::{Part, SharedStep, Step, step};
 
 /// Sets jemalloc's configuration for the whole program; read when it starts, before `main`, and overruled by
 /// `_RJEM_MALLOC_CONF`. With DeepRec's recommendation:

@@ -353,6 +353,9 @@ impl Matcher {
     /// The cut is that of all classes' runs in their order, and the arena was made usable up to its end.
     pub(crate) unsafe fn install(&self, arena: &Arena, plans: &[Tables<'_>], cut: &Cut) -> bool {
         let mut new = [ptr::null_mut(); KINDS];
+        // Where all of the arena is gaps, there is a table without classes.
+        let plans =
+            if plans.is_empty() { &[Tables { classes: &[], families: &[], begin: None }] } else { plans };
         let made = new.iter_mut().zip(plans).all(|(place, plan)| match Table::map(*plan) {
             Some(table) => {
                 *place = table;

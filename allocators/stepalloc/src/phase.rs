@@ -11,6 +11,7 @@
 //! boundary.
 
 use crate::collector::{Collector, Needs, Proposal, with_others};
+use crate::crowd::Crowd;
 use crate::found::{Found, Start};
 use crate::kept::{PlanFile, Plans};
 use crate::listener::LISTENER;
@@ -20,6 +21,7 @@ use crate::recorder::RECORDER;
 use crate::route::{self, MISSES, STATE, Watch};
 use crate::settings::{self, Settings};
 use crate::statistics::{Count, History, JSON_BYTES, LastSteps, Phase, Statistics, StepFigures};
+use crate::step;
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering::*};
@@ -46,6 +48,10 @@ const GOOD_SHARE: u64 = 200;
 const TRIMS: u8 = 2;
 /// A step misses when less than this share of its bytes found a slot, in percent.
 const HIT_PERCENT: u64 = 90;
+/// From here on steps count as running at once.
+const CROWDED: u32 = 16;
+/// Of steps that run at once, the share of the bytes that must find a gap of the arena, in percent.
+const CROWD_HIT_PERCENT: u64 = 99;
 /// Steps in a row that must miss before the needs are collected again.
 const MISSED_STEPS: u32 = 4;
 /// Steps a new plan is given at least; doubled with every plan that did not help, so that a program without a rhythm
@@ -95,6 +101,8 @@ enum Work {
     None,
     /// Ready for the next step.
     Here(Box<Collector>),
+    /// Ready for the next boundary of steps that run at once.
+    Crowd(Box<Crowd>),
     /// Ready for what follows of steps that nobody marks.
     Following(Box<Found>),
     /// In a thread of its own.
@@ -185,14 +193,23 @@ struct Engine {
     patience: u64,
     /// No new collecting before this step.
     patient_until: u64,
+    /// How often steps began lately while others were running, up to twice [`CROWDED`].
+    crowded: u32,
+    /// What serves is an arena without slots, for steps that run at once.
+    for_crowd: bool,
 }
 
 /// Ends the running step and begins the next one. From any thread.
 ///
 /// The first call begins step 0.
 pub fn boundary() {
+    boundary_among(false);
+}
+
+/// A boundary of one thread's step, while others may be in the midst of theirs.
+pub(crate) fn boundary_among(others: bool) {
     os::keeping_errno(|| {
-        route::inside(|| ENGINE.with(None, Engine::boundary));
+        route::inside(|| ENGINE.with(None, |engine| engine.boundary(others)));
     });
 }
 
@@ -249,6 +266,8 @@ impl Engine {
             settling: 0,
             patience: PATIENCE,
             patient_until: 0,
+            crowded: 0,
+            for_crowd: false,
         }
     }
 
@@ -275,7 +294,7 @@ impl Engine {
         settings
     }
 
-    fn boundary(&mut self) {
+    fn boundary(&mut self, others: bool) {
         match FORKED.swap(0, Acquire) {
             0 => {}
             found => self.begin_anew(found == TORN),
@@ -284,6 +303,8 @@ impl Engine {
         if !self.marked {
             self.believe_marks(&settings);
         }
+        self.crowded =
+            if others { (self.crowded + 2).min(2 * CROWDED) } else { self.crowded.saturating_sub(1) };
         let (faults, now) = (os::minor_faults(), os::now_ns());
         let counted = self.figures(faults, now);
         self.steps += 1;
@@ -345,8 +366,14 @@ impl Engine {
     /// True when the program has left its plan for good.
     fn has_changed(&mut self, figures: &StepFigures) -> bool {
         let all = figures.planned.bytes + figures.fallback.bytes;
-        let hit = figures.planned.bytes.saturating_sub(figures.gap.bytes);
-        if hit * 100 >= all * HIT_PERCENT {
+        let (hit, percent) = if self.for_crowd {
+            (figures.planned.bytes, CROWD_HIT_PERCENT)
+        } else {
+            (figures.planned.bytes.saturating_sub(figures.gap.bytes), HIT_PERCENT)
+        };
+        // What served a crowd is no plan for one thread.
+        let alone = self.for_crowd && self.crowded == 0;
+        if !alone && hit * 100 >= all * percent {
             self.missed_steps = 0;
             self.helped_steps += 1;
             if self.helped_steps == HELPED_STEPS {
@@ -370,7 +397,11 @@ impl Engine {
         self.drop_kept();
         self.missed_steps = 0;
         self.ends.clear();
-        self.work = Work::Here(Box::new(Collector::new()));
+        self.work = if self.crowded >= CROWDED {
+            Work::Crowd(Box::new(Crowd::new()))
+        } else {
+            Work::Here(Box::new(Collector::new()))
+        };
         if self.phase == Phase::Waiting {
             self.phase = Phase::Collecting;
         }
@@ -383,6 +414,11 @@ impl Engine {
         self.ends.push(end);
         let outcome = match core::mem::replace(&mut self.work, Work::None) {
             Work::None | Work::Following(_) => return,
+            Work::Crowd(crowd) => return self.follow_crowd(crowd, end, settings),
+            Work::Here(_) if self.crowded >= CROWDED => {
+                // Steps have begun to run at once: what one of them needs says nothing.
+                return self.collect(settings);
+            }
             Work::Beside(thread) if !thread.is_finished() => {
                 self.work = Work::Beside(thread);
                 return;
@@ -429,6 +465,20 @@ impl Engine {
         }
     }
 
+    /// Goes on with counting what is alive of steps that run at once.
+    fn follow_crowd(&mut self, mut crowd: Box<Crowd>, end: u64, settings: &Settings) {
+        self.ends.clear();
+        if !crowd.boundary(&RECORDER, end, settings) {
+            self.work = Work::Crowd(crowd);
+            return;
+        }
+        RECORDER.clear();
+        match crowd.proposal(STATE.arena.is_open().then(|| STATE.arena.shift())) {
+            Some(proposal) => self.install(proposal, settings),
+            None => self.fail(),
+        }
+    }
+
     /// Runs a piece of work here, or starts it beside; `None` when it is on its way.
     fn run(&mut self, here: bool, work: impl FnOnce(bool) -> Outcome + Send + 'static) -> Option<Outcome> {
         if here {
@@ -454,7 +504,7 @@ impl Engine {
 
     /// Puts a plan in force.
     fn install(&mut self, mut proposal: Proposal, settings: &Settings) {
-        let blocks = proposal.blocks;
+        let (blocks, without_slots) = (proposal.blocks, proposal.has_no_slots());
         let wanted = usize::try_from(proposal.bytes()).unwrap_or(usize::MAX).min(settings.max_arena);
         if !STATE.arena.is_open() && wanted > 0 && !STATE.arena.open(proposal.shift, wanted) {
             self.fail();
@@ -483,6 +533,7 @@ impl Engine {
         self.helped_steps = 0;
         self.kinds = proposal.needs;
         self.kept_serves = false;
+        self.for_crowd = without_slots;
         route::set(true, Watch::Nothing, settings.min_bytes);
         if let Some(backend) = route::attached() {
             (backend.planned)();
@@ -675,6 +726,7 @@ fn trim() {
 
 extern "C" fn after_fork() {
     lock::own();
+    step::after_fork();
     // A child of a child that has not looked at it yet stays torn.
     FORKED.fetch_max(CHILD, Relaxed);
     route::stop_recording();

@@ -1,32 +1,108 @@
 //! Steps: how a program says where one repetition of its work ends and the next begins.
 
 use crate::phase;
+use core::cell::Cell;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
-/// Scopes open now, in all threads.
+/// Threads with a scope open now.
 static OPEN: AtomicU32 = AtomicU32::new(0);
+
+std::thread_local! {
+    /// Scopes of this thread, and steps of others that it takes part in. No destructor.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
 
 /// A step as a scope, made by [`step`]. It ends no step by being dropped: what a program does between two scopes (loading
 /// the next batch, say) belongs to the step before.
 #[must_use = "the scope lasts as long as this value: write `let _step = stepalloc::step();`"]
 #[derive(Debug)]
 pub struct Step {
+    /// It is its thread's outermost scope, and not part of another's step.
+    outermost: bool,
     /// Not to be made elsewhere, nor sent: a scope belongs to the thread that opened it.
     _here: PhantomData<*const ()>,
 }
 
-/// Opens a step. Opening the outermost scope is a step boundary; scopes opened while another is open, in whichever
-/// thread, do not count.
+/// A step that other threads can take part in, made by [`Step::share`].
+#[derive(Debug, Clone, Copy)]
+pub struct SharedStep {
+    _made_here: (),
+}
+
+/// A thread's part in another thread's step, made by [`SharedStep::attach`]: as long as it lasts, scopes that this thread
+/// opens are no steps.
+#[must_use = "the part lasts as long as this value: write `let _part = shared.attach();`"]
+#[derive(Debug)]
+pub struct Part {
+    _here: PhantomData<*const ()>,
+}
+
+/// Opens a step. A thread's outermost scope is a step boundary; scopes within it do not count.
+///
+/// A step belongs to the thread that opened it. Where threads have scopes open at once, as in a server, their steps are
+/// not planned one by one: the arena is as large as what is alive of all of them together. Workers of one step, which open
+/// scopes of their own, are [attached](SharedStep::attach) to it.
+///
+/// ```
+/// let step = stepalloc::step();
+/// let shared = step.share();
+/// std::thread::scope(|scope| {
+///     scope.spawn(move || {
+///         let _part = shared.attach();
+///         let _no_step_of_its_own = stepalloc::step();
+///     });
+/// });
+/// ```
 pub fn step() -> Step {
-    if OPEN.fetch_add(1, AcqRel) == 0 {
-        phase::boundary();
+    let outermost = enter() == 0;
+    if outermost {
+        let others = OPEN.fetch_add(1, AcqRel) > 0;
+        phase::boundary_among(others);
     }
-    Step { _here: PhantomData }
+    Step { outermost, _here: PhantomData }
+}
+
+impl Step {
+    /// Lets other threads take part in this step.
+    pub fn share(&self) -> SharedStep {
+        SharedStep { _made_here: () }
+    }
+}
+
+impl SharedStep {
+    /// Makes this thread a worker of the step, for as long as the value lasts.
+    pub fn attach(&self) -> Part {
+        enter();
+        Part { _here: PhantomData }
+    }
+}
+
+/// Enters a scope of this thread; returns how many there were.
+fn enter() -> u32 {
+    DEPTH.replace(DEPTH.get() + 1)
+}
+
+fn leave() {
+    DEPTH.set(DEPTH.get() - 1);
 }
 
 impl Drop for Step {
     fn drop(&mut self) {
-        OPEN.fetch_sub(1, AcqRel);
+        leave();
+        if self.outermost {
+            OPEN.fetch_sub(1, AcqRel);
+        }
     }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        leave();
+    }
+}
+
+/// In a forked child, whose other threads are gone.
+pub(crate) fn after_fork() {
+    OPEN.store(u32::from(DEPTH.get() > 0), Release);
 }

@@ -358,7 +358,7 @@ impl Engine {
         }
         let end = RECORDER.head();
         let outcome = match core::mem::replace(&mut self.work, Work::None) {
-            Work::None | Work::Here(_) => return,
+            Work::None | Work::Here(_) | Work::Crowd(_) => return,
             Work::Beside(thread) if !thread.is_finished() => {
                 self.work = Work::Beside(thread);
                 return self.come_back_soon();
