@@ -286,7 +286,9 @@ fn summary(processes: &[Value]) -> Vec<String> {
     let steps = |process: &Value| process["steps"].as_u64().unwrap_or(0);
     let mut ranks: Vec<&Value> =
         processes.iter().filter(|process| process["rank"].is_u64() && steps(process) > 0).collect();
-    ranks.sort_by_key(|process| process["rank"].as_u64());
+    // Of a rank's processes the one with most steps.
+    ranks.sort_by_key(|process| (process["rank"].as_u64(), std::cmp::Reverse(steps(process))));
+    ranks.dedup_by_key(|process| process["rank"].as_u64());
     if ranks.len() > 1 {
         let line = |process: &&Value| format!("rank {}: {}", process["rank"], about(process));
         let mut lines: Vec<String> = ranks.iter().take(RANKS_TOLD).map(line).collect();

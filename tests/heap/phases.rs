@@ -97,6 +97,8 @@ fn a_program_that_changes_is_collected_again_while_the_old_plan_serves() {
         let seen = phases(80, |step| {
             again.set(again.get() + u64::from(step > 10 && stepalloc::route::watches(0)));
             repeat(if step < 10 { 0 } else { 9_600 });
+            // Two kinds of steps are planned beside the program.
+            std::thread::sleep(std::time::Duration::from_millis(5));
             let block = Block::new(if step < 10 { 70_000 } else { 80_000 }, 64, true).expect("memory");
             served.set(if block.is_in_arena() { served.get() + 1 } else { 0 });
             block.free().expect("as it was");

@@ -182,6 +182,7 @@ fn kinds_of_steps_that_come_again_have_their_plans() {
         for change in 0..40 {
             for _ in 0..50 {
                 step(lengths[change % 4], &mut || 0).expect("blocks as they were");
+                std::thread::sleep(STEP / 5);
             }
             plans.push(stepalloc::statistics().plans);
         }
@@ -215,6 +216,7 @@ fn steps_of_several_lengths_at_random_find_their_slots() {
                 }
                 let length = [40, 80, 56, 120, 160][random.below(5)];
                 step(length, &mut || 0).expect("blocks as they were");
+                std::thread::sleep(STEP);
             }
             let statistics = stepalloc::statistics();
             println!("figures: marked={marked} {}", statistics.to_json());

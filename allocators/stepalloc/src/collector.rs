@@ -34,6 +34,8 @@ const FOUND_STEPS_MOST: u64 = 3 * KINDS as u64;
 const SAME_KIND: u64 = 90;
 /// The newest allocations that must be a step's, one after the other, if it is to be known by them.
 pub(crate) const TELLING: usize = 24;
+/// A place in a step is given up looking for after comparing so many times as many allocations as it has.
+const MOST_LOOKS: usize = 16;
 /// So many of them may differ.
 const DIFFERING: usize = 2;
 /// Bytes by which one plan for all kinds may be higher than one for each, where blocks live on from step to step: one part
@@ -345,18 +347,22 @@ impl Needs {
             return None;
         }
         let differing = DIFFERING.min(telling / 8);
-        let alike = |at: usize| {
+        // Where a step is mostly of one size, it is alike everywhere, and tells nothing.
+        let mut looks = MOST_LOOKS * length;
+        let mut alike = |at: usize| {
             let before = self.sequence[..at].iter().rev().chain(self.sequence.iter().rev());
             let mut differ = 0;
             let pairs = newest.iter().zip(before).take_while(|(one, other)| {
                 differ += usize::from(one != other);
                 differ <= differing
             });
-            pairs.count()
+            let count = pairs.count();
+            looks = looks.saturating_sub(count);
+            (looks > 0).then_some(count)
         };
         let (mut best, mut second) = ((0, 0), 0);
         for at in 0..length {
-            let alike = alike(at);
+            let alike = alike(at)?;
             if alike > best.0 {
                 (best, second) = ((alike, at), best.0);
             } else {

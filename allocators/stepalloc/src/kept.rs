@@ -30,7 +30,11 @@ use stepalloc_planner::{Block, Key, Problem, StepProblem, verify};
 const MAGIC: u64 = u64::from_le_bytes(*b"stepplan");
 const VERSION: u64 = 1;
 /// Larger files are not read.
-const MOST_BYTES: u64 = 256 << 20;
+const MOST_BYTES: u64 = 64 << 20;
+/// Longer steps are not found, either.
+const MOST_ALLOCATIONS: usize = 1 << 16;
+/// More families are not learned from a step.
+const MOST_FAMILIES: usize = 1 << 12;
 /// An arena that no machine has.
 const MOST_HEIGHT: u64 = 1 << 46;
 /// Plans as they stand in a file.
@@ -228,6 +232,10 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
             needs.push(Arc::new(need));
             offsets.push(places);
         }
+        let blocks =
+            needs.iter().zip(&offsets).flat_map(|(needs, offsets)| needs.step.keys.iter().zip(offsets));
+        let highest = blocks.map(|(key, offset)| offset + key.size.next_multiple_of(1 << shift)).max();
+        check(highest == Some(height), "a height that is not the plans'")?;
         Ok(Plans { needs, offsets, shift, height, min_bytes, rhythm })
     }
 
@@ -238,6 +246,7 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
         check(begin.is_some() == found, "a beginning that is no rhythm's")?;
         let counts = [self.count(6)?, self.count(3)?, self.count(2)?, self.count(1)?];
         let [blocks, held, families, sequence] = counts;
+        check(sequence <= MOST_ALLOCATIONS && families <= MOST_FAMILIES, "a step too long")?;
         let mut problem = Problem { period, ..Problem::default() };
         let (mut keys, mut offsets) = (Vec::new(), Vec::new());
         for id in 0..blocks as u64 {
@@ -278,6 +287,10 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
         for _ in 0..sequence {
             classes.push(self.class()?.ok_or(Refused::Invalid("a size out of range"))?);
         }
+        let begins = |begin: Begin| {
+            classes.first() == Some(&begin.class) && begin.allocations as usize == classes.len()
+        };
+        check(begin.is_none_or(begins), "a beginning that is not the step's")?;
         let step = StepProblem { problem, keys, held: held_keys };
         Ok((Needs { step, families: ranges, begin, sequence: classes }, offsets))
     }
@@ -309,6 +322,8 @@ impl PlanFile {
     pub(crate) fn open() -> Option<(Self, Option<Plans>)> {
         let name = os::environment(c"STEPALLOC_PLAN").filter(|name| !name.is_empty())?;
         let path = path_of_rank(name);
+        // The program may change its directory before plans are written.
+        let path = std::path::absolute(&path).unwrap_or(path);
         let mut file = Self { path, seen: None, given_up: false };
         let plans = match file.read() {
             Ok(found) => found.map(|(plans, stamp)| {
@@ -333,14 +348,20 @@ impl PlanFile {
         match Plans::from_bytes(&bytes) {
             Ok(plans) => Ok(Some((plans, stamp))),
             Err(refused) => {
-                self.given_up |= refused == Refused::NoPlan && !bytes.is_empty();
+                // A system that failed leaves zeros.
+                self.given_up |= refused == Refused::NoPlan && bytes.iter().any(|&byte| byte != 0);
                 self.seen = Some(stamp);
                 Err(refused.to_string())
             }
         }
     }
 
-    /// Writes plans, all at once or not at all. Of several processes with one file, the one whose plans are of most bytes.
+    /// Whether the file is as this process has read or written it.
+    pub(crate) fn is_as_seen(&self) -> bool {
+        self.seen.is_some() && os::stamp(&self.path) == self.seen
+    }
+
+    /// Writes plans, all at once or not at all; not over larger ones that another process has written meanwhile.
     pub(crate) fn write(&mut self, plans: &Plans) {
         if self.given_up {
             return;

@@ -65,7 +65,7 @@
 //!
 //! # Layout
 //!
-//! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and plan (by stepalloc-planner; `kept` in a file) ->
+//! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and plan (by stepalloc-planner; `kept` in a file), or `crowd` where steps run at once ->
 //! `matcher` which slot -> `arena` is it free, by `cells` and `granules`; `alloc` and [`route`] the way of a request; [`backend`] what is
 //! underneath; [`os`] every system call.
 

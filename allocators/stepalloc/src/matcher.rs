@@ -138,8 +138,8 @@ pub(crate) enum Match {
     Busy,
     /// The plan does not know the class.
     Unknown,
-    /// The step is over: this request begins the next one, see [`Begin`].
-    Over,
+    /// The step of this number is over: this request begins the next one, see [`Begin`].
+    Over(u64),
 }
 
 /// How a step is known to begin that nobody marks: all its allocations of this class were counted, and most of the
@@ -187,10 +187,11 @@ pub(crate) struct Matcher {
     kinds: [AtomicPtr<Table>; KINDS],
     /// That of the step that ended last; null before any has.
     before: AtomicPtr<Table>,
-    /// Boundaries.
+    /// The number of the step: it is another after each boundary.
     steps: AtomicU64,
-    /// Requests of this step whose class the kind at hand does not know, and their bytes.
-    unknown: AtomicU32,
+    /// Requests of this step for which another kind was to be looked for.
+    sought: AtomicU32,
+    /// Bytes of those whose class the kind at hand does not know.
     unknown_bytes: AtomicU64,
 }
 
@@ -207,7 +208,7 @@ impl Matcher {
             kinds: [const { AtomicPtr::new(ptr::null_mut()) }; KINDS],
             before: AtomicPtr::new(ptr::null_mut()),
             steps: AtomicU64::new(0),
-            unknown: AtomicU32::new(0),
+            sought: AtomicU32::new(0),
             unknown_bytes: AtomicU64::new(0),
         }
     }
@@ -276,10 +277,11 @@ impl Matcher {
         class: Class,
         nth: u32,
     ) -> Match {
+        let step = self.step();
         let count = entry.count.load(Relaxed);
         if nth >= count && asked(nth - count) {
             if self.kinds().any(|kind| kind.begins_with(class)) && table.is_over() {
-                return Match::Over;
+                return Match::Over(step);
             }
             if let Some(other) = self.better(table, class, nth) {
                 // This request is the other's.
@@ -287,6 +289,7 @@ impl Matcher {
                 if let Some(found) = self.turn(arena, table, other, class) {
                     return found;
                 }
+                entry.counter.fetch_add(1, Relaxed);
             }
         }
         table.claim(arena, class, entry, nth)
@@ -295,12 +298,10 @@ impl Matcher {
     /// Claims a slot of another kind for a request whose class the kind at hand does not know, if that explains the step.
     #[cold]
     fn claim_unknown(&self, arena: &Arena, table: &Table, class: Class) -> Match {
+        let step = self.step();
         self.unknown_bytes.fetch_add(class.bytes(), Relaxed);
-        if !asked(self.unknown.fetch_add(1, Relaxed)) {
-            return Match::Unknown;
-        }
-        if self.kinds().any(|other| other.begins_with(class)) {
-            return Match::Over;
+        if self.kinds().any(|other| other.begins_with(class)) && table.is_over() {
+            return Match::Over(step);
         }
         let other = self.better(table, class, 0);
         other.and_then(|other| self.turn(arena, table, other, class)).unwrap_or(Match::Unknown)
@@ -309,6 +310,10 @@ impl Matcher {
     /// The kind that has a slot for a class of which `nth` were asked for before in this step, and leaves the fewest bytes
     /// of the step so far without one: few, and fewer than the kind at hand.
     fn better(&self, table: &Table, class: Class, nth: u32) -> Option<&Table> {
+        // It takes a look at all classes of all kinds.
+        if self.kinds().nth(1).is_none() || !asked(self.sought.fetch_add(1, Relaxed)) {
+            return None;
+        }
         let unknown = self.unknown_bytes.load(Relaxed);
         let others = self.kinds().filter(|other| !ptr::eq(*other, table));
         let knowing = others.filter(|other| other.slots_of(class) > nth);
@@ -334,6 +339,7 @@ impl Matcher {
     /// the same.
     fn turn(&self, arena: &Arena, from: &Table, to: &Table, class: Class) -> Option<Match> {
         let (from_ptr, to_ptr) = (ptr::from_ref(from).cast_mut(), ptr::from_ref(to).cast_mut());
+        to.forget_counts();
         self.current.compare_exchange(from_ptr, to_ptr, AcqRel, Relaxed).ok()?;
         for entry in from.counted_classes() {
             let count = entry.counter.swap(0, Relaxed);
@@ -400,6 +406,11 @@ impl Matcher {
         self.kinds().for_each(|table| table.begin.store(0, Relaxed));
     }
 
+    /// The number of the running step.
+    pub(crate) fn step(&self) -> u64 {
+        self.steps.load(Relaxed)
+    }
+
     /// Steps since each kind was at hand last, by number.
     pub(crate) fn unused(&self) -> impl Iterator<Item = u64> {
         let now = self.steps.load(Relaxed);
@@ -424,6 +435,7 @@ impl Matcher {
     pub(crate) fn resume(&self, kind: usize, classes: &[Class]) {
         let Some(table) = self.kinds().nth(kind) else { return };
         self.next_step();
+        table.forget_counts();
         self.current.store(ptr::from_ref(table).cast_mut(), Release);
         for &class in classes {
             if let Some(entry) = table.find_or_family(class) {
@@ -433,7 +445,7 @@ impl Matcher {
     }
 
     fn forget_unknown(&self) {
-        self.unknown.store(0, Relaxed);
+        self.sought.store(0, Relaxed);
         self.unknown_bytes.store(0, Relaxed);
     }
 
@@ -480,6 +492,8 @@ impl Matcher {
         let expected = follows.filter(begins).or_else(|| Some(self.table()).filter(begins));
         let newest = || self.kinds().filter(begins).max_by_key(|table| table.used.load(Relaxed));
         if let Some(table) = expected.or_else(newest) {
+            // A thread that had looked at it earlier may have counted since.
+            table.forget_counts();
             self.current.store(ptr::from_ref(table).cast_mut(), Release);
         }
     }

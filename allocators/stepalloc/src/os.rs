@@ -156,6 +156,15 @@ pub(crate) fn yield_now() {
     unsafe { libc::sched_yield() };
 }
 
+/// True where the thread that the process began with has ended, and others live on.
+pub(crate) fn first_thread_is_gone() -> bool {
+    let mut buffer = [0; 512];
+    let status = read_file(c"/proc/self/stat", &mut buffer);
+    // The name stands in brackets, and may hold any.
+    let after = status.iter().rposition(|&byte| byte == b')').map(|at| &status[at + 1..]);
+    after.is_some_and(|rest| rest.starts_with(b" Z"))
+}
+
 /// The identity of this process.
 pub(crate) fn pid() -> u32 {
     std::process::id()
@@ -242,6 +251,11 @@ impl Stamp {
     }
 }
 
+/// That of a file, if there is one.
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
+    Stamp::of(&File::open(path).ok()?).ok()
+}
+
 /// The bytes of a regular file; `None` where there is none of this name. An error where it is longer than `most`. This
 /// allocates, as [`replace`] does.
 pub(crate) fn read_whole(path: &Path, most: u64) -> io::Result<Option<(Vec<u8>, Stamp)>> {
@@ -267,7 +281,12 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<Stamp> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}", pid()));
     let beside = Path::new(&name);
-    let mut file = File::options().write(true).create_new(true).open(beside)?;
+    let make = || File::options().write(true).create_new(true).open(beside);
+    let mut file = make().or_else(|error| {
+        // Left by a process of the same number that was killed.
+        let _ = fs::remove_file(beside);
+        if error.kind() == io::ErrorKind::AlreadyExists { make() } else { Err(error) }
+    })?;
     let written = file.write_all(bytes).and_then(|()| Stamp::of(&file));
     written.and_then(|stamp| fs::rename(beside, path).map(|()| stamp)).inspect_err(|_| {
         let _ = fs::remove_file(beside);
@@ -295,13 +314,19 @@ pub(crate) fn program(buffer: &mut [u8]) -> &[u8] {
     &buffer[..usize::try_from(length).unwrap_or(0)]
 }
 
-/// The value of an environment variable, as the C library holds it now. Rust's own reader allocates.
+unsafe extern "C" {
+    /// glibc's, which the libc crate does not declare.
+    fn secure_getenv(name: *const core::ffi::c_char) -> *mut core::ffi::c_char;
+}
+
+/// The value of an environment variable, as the C library holds it now; `None` in a program that has more rights than who
+/// started it. Rust's own reader allocates.
 ///
 /// The bytes live as long as nobody changes that variable; settings are read once, early, and copied.
 pub fn environment(name: &CStr) -> Option<&'static [u8]> {
     // SAFETY: the name ends with a nul byte; the result is null or a string of the environment block.
     unsafe {
-        let value = libc::getenv(name.as_ptr());
+        let value = secure_getenv(name.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
     }
 }

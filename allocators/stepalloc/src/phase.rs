@@ -57,7 +57,7 @@ const MISSED_STEPS: u32 = 4;
 /// Steps a new plan is given at least; doubled with every plan that did not help, so that a program without a rhythm
 /// is collected ever more rarely.
 const PATIENCE: u64 = 8;
-/// Marked steps in which a program is waited for to be recognised by the plans of a file.
+/// Marked steps before which nothing is collected while a program may still be recognised by the plans of a file.
 const KEPT_STEPS: u64 = 8;
 /// Steps in a row without a miss by which a plan has helped.
 const HELPED_STEPS: u32 = 8;
@@ -138,7 +138,7 @@ enum Kept {
         /// Allocations heard after which any rhythm is looked for.
         look: u64,
     },
-    /// It is to be written only; with what it holds, where that is what serves.
+    /// It is to be written only; with what it is to hold.
     Written(Box<PlanFile>, Option<Box<Plans>>),
 }
 
@@ -160,6 +160,8 @@ struct Engine {
     failed_plans: u64,
     /// The kinds of steps planned.
     kinds: Vec<Arc<Needs>>,
+    /// This process's rank among those that one launcher has started.
+    rank: Option<u64>,
     /// The file of plans.
     kept: Kept,
     /// What serves came from it.
@@ -174,8 +176,6 @@ struct Engine {
     faults: u64,
     nanoseconds: u64,
     trims_left: u8,
-    /// Times that memory went back because nothing was asked for.
-    idle_releases: u64,
     /// Blocks left to the backend because the arena may not be as large as the plan.
     beyond_limit: u64,
     missed_steps: u32,
@@ -245,6 +245,7 @@ impl Engine {
             plans: 0,
             failed_plans: 0,
             kinds: Vec::new(),
+            rank: None,
             kept: Kept::Unread,
             kept_serves: false,
             lower_bound: 0,
@@ -255,7 +256,6 @@ impl Engine {
             faults: 0,
             nanoseconds: 0,
             trims_left: 0,
-            idle_releases: 0,
             beyond_limit: 0,
             missed_steps: 0,
             helped_steps: 0,
@@ -289,6 +289,7 @@ impl Engine {
         {
             os::say(format_args!("STEPALLOC_STATS_SIGNAL: the system refuses a handler for signal {signal}"));
         }
+        self.rank = os::rank();
         settings::all_said();
         self.settings = Some(settings);
         settings
@@ -592,12 +593,19 @@ impl Engine {
         }
     }
 
-    /// At the end: the kinds of steps that were in use last come first in the file.
+    /// At the end: the kinds of steps that were in use last come first in the file. What a smaller process has written over
+    /// it is written again.
     fn write_kept_by_use(&mut self) {
-        let Kept::Written(_, Some(plans)) = &mut self.kept else { return };
+        let Kept::Written(file, Some(plans)) = &mut self.kept else { return };
         let mut order: Vec<(u64, usize)> = STATE.matcher.unused().zip(0..).collect();
         order.sort_unstable();
-        if order.len() != plans.needs.len() || order.is_sorted_by_key(|&(_, kind)| kind) {
+        if order.len() != plans.needs.len() {
+            return;
+        }
+        if order.is_sorted_by_key(|&(_, kind)| kind) {
+            if !file.is_as_seen() {
+                file.write(plans);
+            }
             return;
         }
         let mut plans = Plans::clone(plans);
@@ -638,6 +646,9 @@ impl Engine {
         }
         let settings = settings.unwrap_or_else(Settings::from_environment);
         self.settings = Some(settings);
+        self.rank = os::rank();
+        // The file is the parent's, which has more to plan.
+        self.kept = Kept::None;
         if serving {
             self.phase = Phase::Planned;
             self.planned_at_step = Some(0);
@@ -654,7 +665,7 @@ impl Engine {
         let last_steps: LastSteps = self.history.last_steps();
         Statistics {
             pid: os::pid(),
-            rank: os::rank(),
+            rank: self.rank,
             backend: route::attached().map_or("", |backend| (backend.name)()),
             phase: self.phase,
             marked: self.marked,
@@ -670,7 +681,7 @@ impl Engine {
             lower_bound_bytes: self.lower_bound,
             planned_blocks: self.planned_blocks,
             blocks_beyond_limit: self.beyond_limit,
-            idle_releases: self.idle_releases,
+            idle_releases: idle::releases(),
             last_steps,
             vm_rss_bytes,
             vm_hwm_bytes,

@@ -492,7 +492,7 @@ fn serve_from_slot(size: usize, align: usize) -> Option<*mut u8> {
 /// What the matcher found, in the next step where this request begins it, which nobody has marked: the last one ends here.
 fn in_step(found: Match, class: Class) -> Match {
     match found {
-        Match::Over if phase::found_boundary(class) => STATE.matcher.claim(&STATE.arena, class),
+        Match::Over(step) if phase::found_boundary(class, step) => STATE.matcher.claim(&STATE.arena, class),
         found => found,
     }
 }
@@ -506,7 +506,7 @@ fn found_or_gap(found: Match, class: Class) -> Option<*mut u8> {
             None
         }
         // Over: another thread is about the boundary.
-        Match::Busy | Match::Over => {
+        Match::Busy | Match::Over(_) => {
             MISSES.counted.add(class.bytes());
             serve_from_gap(class)
         }

@@ -26,7 +26,7 @@ pub(super) struct Table {
     pub(super) begin: AtomicU64,
     /// The kind that followed this one last; null before any has.
     pub(super) follows: AtomicPtr<Table>,
-    /// When a step of this kind began last, in steps.
+    /// When a step of this kind ended last, in steps.
     pub(super) used: AtomicU64,
     /// Allocations whose count says that a step is over.
     enough: AtomicU64,
@@ -124,7 +124,8 @@ impl Table {
     pub(super) fn is_over(&self) -> bool {
         let counted =
             |entry: &ClassEntry| u64::from(entry.counter.load(Relaxed).min(entry.count.load(Relaxed)));
-        self.classes().map(counted).sum::<u64>() >= self.enough.load(Relaxed)
+        let enough = self.enough.load(Relaxed);
+        enough != 0 && self.classes().map(counted).sum::<u64>() >= enough
     }
 
     /// The table of a plan, but for what its slots say; `None` where the system has no memory for it.
@@ -239,6 +240,11 @@ impl Table {
     pub(super) fn begins_with(&self, class: Class) -> bool {
         let begin = self.begin.load(Relaxed);
         begin != 0 && self.find_or_family(class).is_some_and(|entry| entry.class.load(Relaxed) == begin)
+    }
+
+    /// Nothing was asked for.
+    pub(super) fn forget_counts(&self) {
+        self.counted_classes().for_each(|entry| entry.counter.store(0, Relaxed));
     }
 
     /// The classes that were asked for in the running step.

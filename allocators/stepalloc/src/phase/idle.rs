@@ -4,10 +4,10 @@
 //! has given the arena's pages back, and is started again at the next boundary. The pages come again when they are touched;
 //! plans stay as they are.
 
-use super::{ENGINE, Engine, Phase, trim};
+use super::{Engine, Phase, trim};
 use crate::os;
 use crate::route::{self, MISSES, STATE};
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use core::time::Duration;
 use std::thread;
 
@@ -15,6 +15,10 @@ use std::thread;
 static WATCHED: AtomicU32 = AtomicU32::new(0);
 /// Looks in the time after which memory goes back.
 const LOOKS: u32 = 4;
+/// The thread sleeps no longer at a time, so that a process whose first thread has ended ends with its others.
+const NAP: Duration = Duration::from_secs(1);
+/// Times that memory went back because nothing was asked for.
+static RELEASES: AtomicU64 = AtomicU64::new(0);
 /// Bytes of the thread's stack.
 const STACK: usize = 64 << 10;
 
@@ -33,6 +37,11 @@ pub fn release() -> usize {
     })
 }
 
+/// Times that memory went back because nothing was asked for.
+pub(super) fn releases() -> u64 {
+    RELEASES.load(Relaxed)
+}
+
 /// What was asked for of planned size so far, as a number that changes with each request.
 fn activity() -> u64 {
     let counted = STATE.matcher.counted();
@@ -48,12 +57,10 @@ impl Engine {
             return;
         }
         let pause = Duration::from_secs(seconds) / LOOKS;
-        let started = os::with_signals_blocked(|| {
+        // Where no thread can be had, it is not tried again.
+        let _ = os::with_signals_blocked(|| {
             thread::Builder::new().name("stepalloc".into()).stack_size(STACK).spawn(move || watch(pause))
         });
-        if started.is_err() {
-            WATCHED.store(0, Relaxed);
-        }
     }
 }
 
@@ -61,7 +68,14 @@ impl Engine {
 fn watch(pause: Duration) {
     let (mut before, mut unchanged) = (activity(), 0);
     while unchanged < LOOKS {
-        thread::sleep(pause);
+        let mut left = pause;
+        while !left.is_zero() {
+            thread::sleep(left.min(NAP));
+            left = left.saturating_sub(NAP);
+            if os::first_thread_is_gone() {
+                return;
+            }
+        }
         let now = activity();
         unchanged = if now == before { unchanged + 1 } else { 0 };
         before = now;
@@ -69,5 +83,5 @@ fn watch(pause: Duration) {
     // The next boundary starts another.
     WATCHED.store(0, Relaxed);
     release();
-    let _ = ENGINE.with(Some(1), |engine| engine.idle_releases += 1);
+    RELEASES.fetch_add(1, Relaxed);
 }

@@ -56,6 +56,12 @@ const DEAF: u64 = 1 << 16;
 /// a step.
 const SETTLING: u64 = 8;
 
+/// Steps after which plans of a file are given up, where nothing was recognised or no step began.
+const KEPT_PERIODS: u64 = 16;
+/// The same counts steps as at least so long.
+const KEPT_LEAST: usize = 1024;
+/// From one look for a file's steps to the next, what was heard grows by one part in this many at least.
+const KEPT_GROWTH: u64 = 64;
 /// Allocations of a step after which it may still be served from the plans of a file.
 const BEGINNING: usize = 2 * TELLING;
 /// Layers that a step has at most, if they are to be told from steps.
@@ -99,10 +105,14 @@ pub(crate) fn listen() {
     within_allocation(Engine::listen);
 }
 
-/// Ends the running step, of which `class` was the first allocation too many; `false` where another thread is about it.
+/// Ends the running step, `step` for the matcher, of which `class` was the first allocation too many; `false` where another thread is about it.
 #[cold]
-pub(crate) fn found_boundary(class: Class) -> bool {
-    within_allocation(|engine| engine.found_boundary(class)).unwrap_or(false)
+pub(crate) fn found_boundary(class: Class, step: u64) -> bool {
+    within_allocation(|engine| {
+        // Another thread may have ended it just now.
+        STATE.matcher.step() != step || engine.found_boundary(class)
+    })
+    .unwrap_or(false)
 }
 
 /// Called when more requests than a step has found no slot since the last boundary.
@@ -200,7 +210,17 @@ impl Engine {
             // What repeats within its steps meanwhile are layers.
             *look = (*look).max(heard + 2 * length);
         }
-        LISTENER.wake_after(TELLING as u64);
+        let in_vain = match recognised {
+            Some((before, kind)) => heard - *before > KEPT_PERIODS * plans.needs[*kind].sequence.len() as u64,
+            None => heard > KEPT_PERIODS * plans.longest().max(KEPT_LEAST) as u64,
+        };
+        if in_vain {
+            self.drop_kept();
+            return false;
+        }
+        // Ever more rarely, as long as nothing is recognised.
+        let pause = if recognised.is_some() { 0 } else { heard / KEPT_GROWTH };
+        LISTENER.wake_after(pause.max(TELLING as u64));
         // Another rhythm may be there all the while.
         let due = heard >= *look && !self.marked;
         if due {
