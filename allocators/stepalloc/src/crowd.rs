@@ -1,10 +1,9 @@
 //! Steps that run on several threads at once: what is alive of all of them together.
 //!
 //! Such steps meet in ever other ways, so a place for each block of each thread's step would take as many times the largest
-//! step as there are threads: for eight threads with steps of three kinds at random 1.6 times what is ever alive at once.
-//! Blocks in the smallest gap that holds them need 1.04 to 1.10 times that, and of an arena of 1.05 times leave less than one
-//! byte in ten thousand to the backend. So there are no slots here; the arena is as large as what was alive at once, and
-//! a little larger.
+//! step as there are threads. Blocks in the smallest gap that holds them need little more than what is alive
+//! (`benches/crowd.py` compares the two). So there are no slots here; the arena is as large as what was alive at once, and a
+//! little larger.
 
 use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
 use crate::collector::{AddressHasher, Proposal};
