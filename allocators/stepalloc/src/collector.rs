@@ -22,7 +22,7 @@ const TIME_LIMIT: Duration = Duration::from_millis(250);
 
 /// The share of the load that rounding sizes up to a granule may add: one part in this many. Below what users notice;
 /// smaller granules make gaps and the table of blocks dearer.
-const ROUNDING_SHARE: u64 = 128;
+pub(crate) const ROUNDING_SHARE: u64 = 128;
 
 /// Steps of a rhythm that are merged of each kind: the first shows what a step asks for, the second what lives on into it.
 const FOUND_STEPS: u32 = 2;

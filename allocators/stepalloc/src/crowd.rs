@@ -6,7 +6,7 @@
 //! little larger.
 
 use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
-use crate::collector::{AddressHasher, Proposal};
+use crate::collector::{AddressHasher, Proposal, ROUNDING_SHARE};
 use crate::recorder::{Event, Recorder};
 use crate::settings::Settings;
 use std::collections::HashMap;
@@ -14,8 +14,6 @@ use std::hash::BuildHasherDefault;
 
 /// The arena is larger than what was alive at once by one part in this many.
 const ROOM: u64 = 20;
-/// Rounding to granules may add one part in this many.
-const ROUNDING_SHARE: u64 = 128;
 /// Boundaries in which no more must have been alive, at least.
 const QUIET: u64 = 32;
 /// Boundaries that are counted at most, for each that DeepRec's MAX allows: they come from several threads.

@@ -163,9 +163,8 @@ impl Log {
 
 impl Start {
     /// The allocations of the running step, by what was heard since the recording began.
-    pub(crate) fn running<'a>(&self, heard: &'a [u64]) -> &'a [u64] {
-        let sizes: Vec<u64> =
-            heard.iter().map(|&bits| Class::from_bits(bits).map_or(0, Class::bytes)).collect();
+    pub(crate) fn running<'a>(&self, heard: &'a [Class]) -> &'a [Class] {
+        let sizes: Vec<u64> = heard.iter().map(|class| class.bytes()).collect();
         let Ok(mut at) = usize::try_from(self.boundary) else { return &[] };
         if at > sizes.len() {
             return &[];

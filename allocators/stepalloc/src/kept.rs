@@ -37,6 +37,7 @@ const MOST_ALLOCATIONS: usize = 1 << 16;
 const MOST_FAMILIES: usize = 1 << 12;
 /// An arena that no machine has.
 const MOST_HEIGHT: u64 = 1 << 46;
+
 /// Plans as they stand in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Plans {
@@ -320,8 +321,7 @@ pub(crate) struct PlanFile {
 impl PlanFile {
     /// The file of the environment, if it names one, and what it holds. Says what is wrong with it.
     pub(crate) fn open() -> Option<(Self, Option<Plans>)> {
-        let name = os::environment(c"STEPALLOC_PLAN").filter(|name| !name.is_empty())?;
-        let path = path_of_rank(name);
+        let path = path_of_rank(name()?);
         // The program may change its directory before plans are written.
         let path = std::path::absolute(&path).unwrap_or(path);
         let mut file = Self { path, seen: None, given_up: false };
@@ -388,6 +388,11 @@ impl PlanFile {
     fn say(&self, what: &str) {
         os::say(format_args!("STEPALLOC_PLAN={}: {what}", self.path.display()));
     }
+}
+
+/// The file's name, if the environment has one.
+pub(crate) fn name() -> Option<&'static [u8]> {
+    os::environment(c"STEPALLOC_PLAN").filter(|name| !name.is_empty())
 }
 
 /// The path, with `%r` for this process's rank; 0 where it has none.

@@ -2,7 +2,7 @@
 //!
 //! *Waiting* counts. *Collecting* records, and merges each step into the plan's needs at its end. *Planned* serves;
 //! when too little of a step finds its slot for several steps, the needs are collected again while the old plan
-//! serves. Everything happens at step boundaries, under one lock that no allocation ever takes.
+//! serves. Everything happens at step boundaries, under one lock that no allocation waits for.
 //!
 //! Steps that nobody marks are found: [`unmarked`] listens for a rhythm, and then does what boundaries do here.
 //!
@@ -13,7 +13,7 @@
 use crate::collector::{Collector, Needs, Proposal, with_others};
 use crate::crowd::Crowd;
 use crate::found::{Found, Start};
-use crate::kept::{PlanFile, Plans};
+use crate::kept::{self, PlanFile, Plans};
 use crate::listener::LISTENER;
 use crate::lock::{self, Lock};
 use crate::os::{self, Text};
@@ -281,7 +281,7 @@ impl Engine {
         if os::environment(c"STEPALLOC_JSON").is_some_and(|path| !path.is_empty()) {
             os::at_exit(write_json_file);
         }
-        if os::environment(c"STEPALLOC_PLAN").is_some_and(|path| !path.is_empty()) {
+        if kept::name().is_some() {
             os::at_exit(write_kept_by_use);
         }
         if let Some(signal) = settings::statistics_signal()
@@ -544,11 +544,8 @@ impl Engine {
 
     /// Puts a plan in force, and writes it to the file of plans.
     fn install_and_keep(&mut self, proposal: Proposal, settings: &Settings) {
-        self.open_kept(settings);
-        let keep = match self.kept {
-            Kept::None => None,
-            _ => Some(proposal.to_keep(settings.min_bytes)),
-        };
+        let is_kept = matches!(self.kept, Kept::Written(..));
+        let keep = is_kept.then(|| proposal.to_keep(settings.min_bytes));
         let plans = self.plans;
         self.install(proposal, settings);
         if let Some(keep) = keep.filter(|_| self.plans > plans) {
@@ -585,11 +582,9 @@ impl Engine {
     }
 
     fn write_kept(&mut self, plans: Plans) {
-        if let Kept::Waiting { mut file, .. } | Kept::Written(mut file, _) =
-            core::mem::replace(&mut self.kept, Kept::None)
-        {
+        if let Kept::Written(file, written) = &mut self.kept {
             file.write(&plans);
-            self.kept = Kept::Written(file, Some(Box::new(plans)));
+            *written = Some(Box::new(plans));
         }
     }
 
@@ -649,6 +644,7 @@ impl Engine {
         self.rank = os::rank();
         // The file is the parent's, which has more to plan.
         self.kept = Kept::None;
+        idle::forget_thread();
         if serving {
             self.phase = Phase::Planned;
             self.planned_at_step = Some(0);

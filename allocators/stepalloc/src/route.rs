@@ -11,6 +11,7 @@ use crate::backend::Backend;
 use crate::cells::{Half, Slot};
 use crate::collector;
 use crate::granules::Run;
+use crate::kept;
 use crate::listener::LISTENER;
 use crate::matcher::{Class, Match, Matcher, Quick};
 use crate::os;
@@ -196,7 +197,7 @@ pub fn attach<B: Backend>() {
         && min_bytes.is_some()
     {
         STATE.mode.fetch_or(LISTENING, Release);
-        if os::environment(c"STEPALLOC_PLAN").is_some_and(|path| !path.is_empty()) {
+        if kept::name().is_some() {
             LISTENER.wake_after(collector::TELLING as u64);
         }
     }

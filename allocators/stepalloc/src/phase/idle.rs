@@ -7,12 +7,12 @@
 use super::{Engine, Phase, trim};
 use crate::os;
 use crate::route::{self, MISSES, STATE};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use core::time::Duration;
 use std::thread;
 
-/// The process whose thread looks; 0 while there is none.
-static WATCHED: AtomicU32 = AtomicU32::new(0);
+/// There is such a thread.
+static WATCHED: AtomicBool = AtomicBool::new(false);
 /// Looks in the time after which memory goes back.
 const LOOKS: u32 = 4;
 /// The thread sleeps no longer at a time, so that a process whose first thread has ended ends with its others.
@@ -37,6 +37,11 @@ pub fn release() -> usize {
     })
 }
 
+/// In a forked child, which has no such thread.
+pub(super) fn forget_thread() {
+    WATCHED.store(false, Relaxed);
+}
+
 /// Times that memory went back because nothing was asked for.
 pub(super) fn releases() -> u64 {
     RELEASES.load(Relaxed)
@@ -52,8 +57,7 @@ fn activity() -> u64 {
 impl Engine {
     /// Starts the thread that looks, where there is none.
     pub(super) fn watch_for_idleness(&self, seconds: u64) {
-        let process = os::pid();
-        if seconds == 0 || self.phase != Phase::Planned || WATCHED.swap(process, Relaxed) == process {
+        if seconds == 0 || self.phase != Phase::Planned || WATCHED.swap(true, Relaxed) {
             return;
         }
         let pause = Duration::from_secs(seconds) / LOOKS;
@@ -81,7 +85,7 @@ fn watch(pause: Duration) {
         before = now;
     }
     // The next boundary starts another.
-    WATCHED.store(0, Relaxed);
+    WATCHED.store(false, Relaxed);
     release();
     RELEASES.fetch_add(1, Relaxed);
 }

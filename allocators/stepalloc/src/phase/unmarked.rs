@@ -273,7 +273,7 @@ impl Engine {
             // One size all the time, as of buffers for one file after another.
             return self.found_nothing(settings);
         }
-        let sizes: Vec<u64> = classes(&heard).into_iter().map(Class::bytes).collect();
+        let sizes: Vec<u64> = heard.iter().map(|class| class.bytes()).collect();
         let planned = self.phase == Phase::Planned;
         let found = rhythm::find(&sizes).map(|rhythm| {
             // Steps of sizes that do not come again are kinds of their own.
@@ -341,7 +341,7 @@ impl Engine {
     /// Whether a rhythm that was heard calls for plans other than those that serve: these leave something over, and no kind
     /// of step has its sizes, or it is longer, and not by contours alone. (The same rhythm is heard again where a program has left its plan for a while;
     /// a shorter one, of layers, within each step; and a longer one where kinds of steps take turns.)
-    fn is_news(&self, found: &Rhythm, heard: &[u64]) -> bool {
+    fn is_news(&self, found: &Rhythm, heard: &[Class]) -> bool {
         let Some(start) = self.start else { return true };
         // What was planned may be a layer of the step, also where it serves the rest of the step as well.
         let step_of_layers = found.repeats()
@@ -353,9 +353,9 @@ impl Engine {
         if same_steps || self.fits() && !step_of_layers {
             return false;
         }
-        let newest = classes(&heard[heard.len().saturating_sub(found.period)..]);
+        let newest = &heard[heard.len().saturating_sub(found.period)..];
         let bytes: u64 = newest.iter().map(|class| class.bytes()).sum();
-        let Some((best, missing)) = STATE.matcher.best(&newest) else { return true };
+        let Some((best, missing)) = STATE.matcher.best(newest) else { return true };
         if (bytes - missing) * 100 < bytes * KNOWN_PERCENT
             || found.period > start.rhythm.period && self.fitting.unfit_exceeds(MISFIT_SETTLING)
         {
@@ -363,9 +363,7 @@ impl Engine {
         }
         // Its beginning was missed, perhaps.
         let missed = self.fitting.steps == 0 || self.fitting.unfit_exceeds(MISFIT);
-        if let Some((_, at)) =
-            self.kinds.get(best).filter(|_| missed).and_then(|kind| kind.place(&classes(heard)))
-        {
+        if let Some((_, at)) = self.kinds.get(best).filter(|_| missed).and_then(|kind| kind.place(heard)) {
             STATE.matcher.resume(best, &self.kinds[best].sequence[..at]);
         }
         false
@@ -455,9 +453,9 @@ impl Engine {
     fn count_running(&mut self) {
         let Some(start) = self.start.filter(|_| self.phase == Phase::Planned) else { return };
         let heard = LISTENER.classes(self.heard);
-        let running = classes(start.running(&heard));
-        let kind = STATE.matcher.best(&running).map_or(0, |(kind, _)| kind);
-        STATE.matcher.resume(kind, &running);
+        let running = start.running(&heard);
+        let kind = STATE.matcher.best(running).map_or(0, |(kind, _)| kind);
+        STATE.matcher.resume(kind, running);
         self.listen_beside();
     }
 
@@ -547,10 +545,6 @@ impl Engine {
         self.patient_until = self.steps + self.patience;
         self.patience = (self.patience * 2).min(PATIENCE_MAX);
     }
-}
-
-fn classes(heard: &[u64]) -> Vec<Class> {
-    heard.iter().filter_map(|&bits| Class::from_bits(bits)).collect()
 }
 
 /// Cuts the log; where nothing more is wanted, `Follow` says so with 0.
