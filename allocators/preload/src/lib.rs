@@ -10,10 +10,11 @@
 //! libstdc++ calls malloc.
 //!
 //! [`underneath`] holds the backends and how they are reached, [`family`] the malloc family, [`answers`] the calls
-//! that ask about the heap, [`steps`] the functions that are ours.
+//! that ask about the heap, [`steps`] the functions that are ours, [`image`] the library's own pages.
 
 mod answers;
 mod family;
+mod image;
 mod steps;
 mod underneath;
 

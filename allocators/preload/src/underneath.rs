@@ -4,6 +4,7 @@
 //! (`RTLD_NEXT`) once the table stands, because `dlsym` may allocate. jemalloc and mimalloc are linked in with symbols
 //! of their own.
 
+use crate::image;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
@@ -368,6 +369,7 @@ unsafe impl Backend for Underneath {
 
     fn trim() {
         (functions().trim)();
+        image::give_back();
     }
 
     fn planned() {

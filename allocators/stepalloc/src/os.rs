@@ -165,6 +165,15 @@ pub(crate) fn first_thread_is_gone() -> bool {
     after.is_some_and(|rest| rest.starts_with(b" Z"))
 }
 
+/// Whether a debugger is attached, or something else that traces this process.
+pub fn is_traced() -> bool {
+    const NAME: &[u8] = b"\nTracerPid:\t";
+    let mut buffer = [0; 2048];
+    let status = read_file(c"/proc/self/status", &mut buffer);
+    let at = status.windows(NAME.len()).position(|line| line == NAME);
+    at.is_some_and(|at| status.get(at + NAME.len()) != Some(&b'0'))
+}
+
 /// The identity of this process.
 pub(crate) fn pid() -> u32 {
     std::process::id()
@@ -378,6 +387,45 @@ pub(crate) fn with_signals_blocked<R>(body: impl FnOnce() -> R) -> R {
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
         result
     }
+}
+
+/// Bytes of the stack of [`start_thread`]'s threads, where the thread-locals of the program's libraries leave that much.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Starts a thread that runs `body` with every signal blocked and is waited for by nobody; `false` where the system refuses.
+///
+/// The thread itself allocates nothing before `body` does, as a thread of the standard library would: its first block costs a
+/// backend a heap for it, which may be of memory that was not given back yet.
+pub(crate) fn start_thread(
+    body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
+    argument: usize,
+) -> bool {
+    with_signals_blocked(|| {
+        // SAFETY: the attributes are initialised before they are used, and destroyed once; `body` takes any argument.
+        unsafe {
+            let mut attributes = MaybeUninit::uninit();
+            if libc::pthread_attr_init(attributes.as_mut_ptr()) != 0 {
+                return false;
+            }
+            libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
+            let mut usual = 0;
+            libc::pthread_attr_getstacksize(attributes.as_ptr(), &mut usual);
+            let argument = ptr::without_provenance_mut(argument);
+            let started = [STACK_BYTES, usual].into_iter().any(|bytes| {
+                libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), bytes);
+                let mut thread = MaybeUninit::uninit();
+                libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), body, argument) == 0
+            });
+            libc::pthread_attr_destroy(attributes.as_mut_ptr());
+            started
+        }
+    })
+}
+
+/// Names this thread, as the system shows it.
+pub(crate) fn name_thread(name: &CStr) {
+    // SAFETY: the name ends with a nul byte.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
 /// A text of fixed capacity that formatting can write into without allocating; what does not fit is cut off.

@@ -40,9 +40,10 @@ pub(crate) use unmarked::{found_boundary, listen, out_of_rhythm};
 const EVENTS_HERE: u64 = 20_000;
 /// Blocks planned in the thread of the step: about 2 ms.
 const BLOCKS_HERE: usize = 200;
-/// A plan is good enough when its arena exceeds the load by one part in this many at most, of the load or of what the
-/// process has resident.
+/// A plan is good enough when its arena exceeds the load by one part in this many at most of the load, or
 const GOOD_SHARE: u64 = 200;
+/// by one in this many of what the process has resident.
+const GOOD_RESIDENT_SHARE: u64 = 1000;
 /// The backend's caches are given back when a plan comes into force and at this many boundaries after: blocks that
 /// were alive then are freed within the next step or two.
 const TRIMS: u8 = 2;
@@ -719,7 +720,8 @@ fn plan(needs: Vec<Arc<Needs>>, effort: Effort) -> Option<Box<Proposal>> {
     let quick = Proposal::of(needs, Effort::Quick, shift)?;
     // While a better one is looked for, the backend serves.
     let over = quick.bytes().saturating_sub(quick.lower_bound);
-    let good = quick.optimal || over <= quick.lower_bound.max(os::resident_bytes().0) / GOOD_SHARE;
+    let good = quick.optimal
+        || over <= (quick.lower_bound / GOOD_SHARE).max(os::resident_bytes().0 / GOOD_RESIDENT_SHARE);
     let plan =
         if good || effort == Effort::Quick { quick } else { Proposal::of(quick.needs, effort, shift)? };
     Some(Box::new(plan))

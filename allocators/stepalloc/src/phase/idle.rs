@@ -7,6 +7,8 @@
 use super::{Engine, Phase, trim};
 use crate::os;
 use crate::route::{self, MISSES, STATE};
+use core::ffi::c_void;
+use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use core::time::Duration;
 use std::thread;
@@ -19,8 +21,6 @@ const LOOKS: u32 = 4;
 const NAP: Duration = Duration::from_secs(1);
 /// Times that memory went back because nothing was asked for.
 static RELEASES: AtomicU64 = AtomicU64::new(0);
-/// Bytes of the thread's stack.
-const STACK: usize = 64 << 10;
 
 /// Gives the memory that no live block needs back to the system: the arena's free pages, and what the backend keeps. Plans
 /// stay, and their pages come again when they are touched. Returns the arena's bytes given back.
@@ -60,16 +60,15 @@ impl Engine {
         if seconds == 0 || self.phase != Phase::Planned || WATCHED.swap(true, Relaxed) {
             return;
         }
-        let pause = Duration::from_secs(seconds) / LOOKS;
         // Where no thread can be had, it is not tried again.
-        let _ = os::with_signals_blocked(|| {
-            thread::Builder::new().name("stepalloc".into()).stack_size(STACK).spawn(move || watch(pause))
-        });
+        let _ = os::start_thread(watch, usize::try_from(seconds).unwrap_or(usize::MAX));
     }
 }
 
-/// Gives memory back once nothing was asked for over some looks, and ends.
-fn watch(pause: Duration) {
+/// Gives memory back once nothing was asked for over some looks in so many seconds, and ends. Allocates nothing until then.
+extern "C" fn watch(seconds: *mut c_void) -> *mut c_void {
+    os::name_thread(c"stepalloc");
+    let pause = Duration::from_secs(seconds.addr() as u64) / LOOKS;
     let (mut before, mut unchanged) = (activity(), 0);
     while unchanged < LOOKS {
         let mut left = pause;
@@ -77,7 +76,7 @@ fn watch(pause: Duration) {
             thread::sleep(left.min(NAP));
             left = left.saturating_sub(NAP);
             if os::first_thread_is_gone() {
-                return;
+                return ptr::null_mut();
             }
         }
         let now = activity();
@@ -88,4 +87,5 @@ fn watch(pause: Duration) {
     WATCHED.store(false, Relaxed);
     release();
     RELEASES.fetch_add(1, Relaxed);
+    ptr::null_mut()
 }

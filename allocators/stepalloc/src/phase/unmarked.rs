@@ -31,9 +31,11 @@ const SOON: u64 = 64;
 const UNFIT_LEAST: u32 = 32;
 /// After so many steps without a slot at most it is looked for another rhythm, however often that was in vain.
 const UNFIT_STEPS: u32 = 8;
-/// The backend's caches are given back so often in the first period of a plan: what was alive when it came into force is
-/// freed by and by, and a period may be many steps.
-const TRIMS: u8 = 8;
+/// The backend's caches are given back so often when a plan has come into force: what was alive then is freed by and by, some
+/// of it in the next period only, and a period may be many steps.
+const TRIMS: u8 = 16;
+/// So often in each of the first periods.
+const TRIMS_IN_PERIOD: u64 = 8;
 /// Allocations from one time to the next, at least.
 const TRIM_PAUSE: u64 = 16;
 /// Bytes of a period that must be of sizes the plan knows if it is to be the plan's, in percent.
@@ -259,7 +261,7 @@ impl Engine {
         trim();
         self.trims_left -= 1;
         let period = self.start.map_or(0, |start| start.rhythm.period as u64);
-        LISTENER.wake_after((period / u64::from(TRIMS)).max(TRIM_PAUSE));
+        LISTENER.wake_after((period / TRIMS_IN_PERIOD).max(TRIM_PAUSE));
     }
 
     fn look_for_rhythm(&mut self, settings: &Settings) {
