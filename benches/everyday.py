@@ -20,7 +20,7 @@ PROGRAMS = {
     "gzip": "gzip -nc numbers",
     "xz": "head -c 600000 numbers | xz -1c",
     "bzip2": "head -c 600000 numbers | bzip2 -c",
-    "tar": "tar czf - numbers large.c t.sql",
+    "tar": "tar czf - --mtime=@0 numbers large.c t.sql",
     "awk": "awk '{ sum[$2] += $1 } END { for (i = 0; i < 1000; i++) print i, sum[i] }' numbers",
     "sed": "sed 's/1\\(.\\)/<\\1>/g' numbers",
     "grep": "grep -cE '([0-9])7\\1' numbers",

@@ -274,13 +274,19 @@ impl Engine {
         if LISTENER.is_of_one_size() {
             return self.found_nothing(settings);
         }
+        if self.keeps_to_too_small() {
+            return self.found_nothing(settings);
+        }
         let heard = LISTENER.classes(0);
         let sizes: Vec<u64> = heard.iter().map(|class| class.bytes()).collect();
         let planned = self.phase == Phase::Planned;
-        let is_worth_it = |rhythm: &Rhythm| {
-            planned || sizes[sizes.len() - rhythm.period..].iter().sum::<u64>() >= least_bytes(settings)
-        };
-        let found = rhythm::find(&sizes).filter(is_worth_it).map(|rhythm| {
+        let found = rhythm::find(&sizes);
+        let bytes = |rhythm: &Rhythm| sizes[sizes.len() - rhythm.period..].iter().sum::<u64>();
+        if !planned && found.is_some_and(|rhythm| bytes(&rhythm) < least_bytes(settings)) {
+            self.too_small = found;
+            return self.found_nothing(settings);
+        }
+        let found = found.map(|rhythm| {
             // Steps of sizes that do not come again are kinds of their own.
             if rhythm.repeats() { rhythm.repeated(LEAST_PERIOD) } else { rhythm }
         });
@@ -313,6 +319,15 @@ impl Engine {
             self.phase = Phase::Collecting;
         }
         route::set(self.phase == Phase::Planned, Watch::All, settings.min_bytes);
+    }
+
+    /// Whether the program is still in a rhythm that was found to be too small, which is told by little of what was heard.
+    fn keeps_to_too_small(&mut self) -> bool {
+        self.too_small = self.too_small.filter(|rhythm| {
+            let newest = LISTENER.newest(1 + rhythm.period + rhythm.period.max(rhythm::EVIDENCE));
+            rhythm.holds(&newest.iter().map(|class| class.bytes()).collect::<Vec<u64>>())
+        });
+        self.too_small.is_some()
     }
 
     /// The plans of the file do not fit.
@@ -418,9 +433,8 @@ impl Engine {
             Some(Outcome::Plan(Some(proposal)))
                 if self.phase != Phase::Planned && proposal.bytes() < least_bytes(settings) =>
             {
+                self.too_small = proposal.found.map(|start| start.rhythm);
                 self.lose(settings);
-                // It will be heard again.
-                LISTENER.wake_after(LISTENER.heard());
             }
             Some(Outcome::Follow(found, allocations)) => {
                 self.work = Work::Following(found);
