@@ -4,6 +4,7 @@
     benches/pytorch.py > benches/results/pytorch.csv
     benches/instructions.sh > benches/results/instructions.csv
     benches/planner.py --long > benches/results/planner.csv
+    benches/everyday.py > benches/results/everyday.csv
     benches/readme.py
 """
 import csv, pathlib, re, statistics
@@ -125,10 +126,21 @@ def scale():
     return table(*rows)
 
 
+def everyday():
+    """In millions."""
+    rows = [("program", "instructions alone", "with the library", "arena")]
+    for row in read("everyday.csv"):
+        if row["same_output"] != "True":
+            raise SystemExit(f"{row['program']}: its output is not the same")
+        alone, arena = int(row["instructions_alone"]) / 1e6, int(row["arena_bytes"])
+        rows.append((row["program"], f"{alone:,.1f} M", f"{float(row['ratio']):.3f} x", f"{arena} bytes" if arena else "none"))
+    return table(*rows)
+
+
 def main():
     path = ROOT / "README.md"
     text = path.read_text()
-    tables = (pytorch, instructions, instances, traces, scale)
+    tables = (pytorch, instructions, instances, traces, scale, everyday)
     for name, content in ((table.__name__, table()) for table in tables):
         pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
         text, count = re.subn(pattern, lambda match: match[1] + content + "\n" + match[2], text, flags=re.DOTALL)

@@ -1,8 +1,45 @@
-//! Tells the linker to lead calls of these to `underneath`, which says why.
+//! What the linker is told, so that processes with no use for most of the library pay little for its being loaded.
+
+use std::path::Path;
+use std::{env, fs};
+
+/// Functions of the C library that are looked up when they are first called. Rust's calls have them looked up when the
+/// library is loaded, some 650 instructions each, in every process. (Not those that older ones do without: whether they are
+/// there is asked by their address.)
+const LATE: &str = "
+    __cxa_atexit __errno_location __register_atfork __xpg_strerror_r abort bcmp clock_gettime clock_nanosleep close
+    dl_iterate_phdr dlsym fputs fstat64 fwrite getcwd getenv getpid getrlimit getrusage lseek64 memchr memcpy
+    memmove memset mmap mmap64 mprotect open open64 pause poll pthread_attr_destroy pthread_attr_init
+    pthread_attr_setstacksize pthread_create pthread_detach pthread_join pthread_key_create pthread_key_delete
+    pthread_self pthread_setname_np pthread_setspecific pthread_sigmask read readlink realpath rename sbrk sched_yield
+    secure_getenv sigaction sigfillset stat64 strlen syscall sysconf unlink write writev
+";
 
 fn main() {
-    println!("cargo:rerun-if-changed=build.rs");
-    for function in ["munmap", "madvise"] {
-        println!("cargo:rustc-cdylib-link-arg=-Wl,--wrap={function}");
+    let folder = env::var("OUT_DIR").expect("cargo says where");
+    let folder = Path::new(&folder);
+    let tell = |argument: &str| println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
+
+    // Calls of these go to `underneath`, which says why.
+    tell("--wrap=munmap");
+    tell("--wrap=madvise");
+
+    // Backends do not start by themselves.
+    println!("cargo:rerun-if-changed=start.ld");
+    tell(&format!("-T,{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("start.ld").display()));
+
+    // Calls of these go to a jump of our own, which goes on by the procedure linkage table.
+    tell("-z,lazy");
+    let jump = if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|name| name == "x86_64") { "jmp" } else { "b" };
+    let mut late = String::new();
+    for function in LATE.split_whitespace() {
+        tell(&format!("--wrap={function}"));
+        let text = format!(".globl __wrap_{function}\\n__wrap_{function}: {jump} __real_{function}@PLT");
+        late += &format!("core::arch::global_asm!(\"{text}\");\n");
     }
+    fs::write(folder.join("late.rs"), late).expect("cargo's folder is writable");
+
+    // What unwinds is linked in, for it is another library to load otherwise. Nothing but the backtrace of a panic needs it.
+    fs::write(folder.join("libgcc_s.so"), "INPUT(-lgcc_eh)\n").expect("cargo's folder is writable");
+    println!("cargo:rustc-link-search=native={}", folder.display());
 }

@@ -365,6 +365,29 @@ fn what_has_no_rhythm_is_left_alone() {
 }
 
 #[test]
+fn what_repeats_but_takes_little_is_left_alone() {
+    let name = test_name!(what_repeats_but_takes_little_is_left_alone);
+    // A buffer compressed after another, as git does; and a long step of blocks that live one at a time.
+    for long in ["0", "1"] {
+        process::scenario(name, &[("STEPALLOC_TEST_LONG", long)], || {
+            let long = env::var("STEPALLOC_TEST_LONG").is_ok_and(|value| value == "1");
+            let block = |size: usize| Block::new(size, 1, false).expect("memory");
+            for turn in 0..scaled(60_000) {
+                if long {
+                    block(33_000 + turn as usize % 100 * 7919 % 100 * 1000).free().expect("as it was");
+                    continue;
+                }
+                let alive: Vec<Block> = [49_152, 65_536, 65_536, 65_536, 65_536].map(block).into();
+                block(40_000).free().expect("as it was");
+                alive.into_iter().for_each(|block| block.free().expect("as it was"));
+            }
+            let statistics = stepalloc::statistics();
+            assert_eq!((statistics.plans, statistics.arena_bytes), (0, 0));
+        });
+    }
+}
+
+#[test]
 fn marks_win_over_what_was_found() {
     let name = test_name!(marks_win_over_what_was_found);
     let settings = [("START_STATISTIC_STEP", "5"), ("STABLE_STATISTIC_STEP", "3")];

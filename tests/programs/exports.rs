@@ -57,3 +57,16 @@ fn thread_locals_stay_small() {
     let size = u64::from_str_radix(size, 16).expect("a hexadecimal number");
     assert!(size <= MOST_BYTES, "{size} bytes of thread-locals: {line}");
 }
+
+#[test]
+fn backends_that_were_not_chosen_do_not_start() {
+    for (backend, threads) in [("glibc", "1"), ("jemalloc", "2"), ("mimalloc", "1")] {
+        let mut count = process::command("sh");
+        count.args(["-c", "echo /proc/$$/task/*"]).env("LD_PRELOAD", process::library());
+        count.env("STEPALLOC_BACKEND", backend).env("MIMALLOC_VERBOSE", "1");
+        let ended = process::finish(&mut count).with_status(0);
+        // jemalloc's background thread, and what mimalloc says of itself when it starts.
+        assert_eq!(ended.out().split_whitespace().count().to_string(), threads, "{backend}");
+        assert_eq!(ended.err().contains("mimalloc: "), backend == "mimalloc", "{backend}: {}", ended.err());
+    }
+}

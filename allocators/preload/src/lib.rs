@@ -18,6 +18,9 @@ mod image;
 mod steps;
 mod underneath;
 
+// The jumps that `build.rs` tells of.
+include!(concat!(env!("OUT_DIR"), "/late.rs"));
+
 /// What this library's own Rust code allocates goes to the backend, never through the plan.
 #[global_allocator]
 static INTERNAL: underneath::Internal = underneath::Internal;

@@ -50,18 +50,23 @@ pub unsafe extern "C" fn stepalloc_stats_json(out: *mut c_char, len: usize) -> u
 static LOADED: extern "C" fn() = loaded;
 
 extern "C" fn loaded() {
-    crate::underneath::chosen();
+    crate::underneath::start();
     statistic::initialise();
-    // Tells whoever started us, with the name of a file, that we are in this process.
+    if let Some(path) = os::environment(c"STEPALLOC_ATTACHED") {
+        tell_attached(path);
+    }
+}
+
+/// Tells whoever started us, with the name of a file, that we are in this process.
+#[cold]
+#[inline(never)]
+fn tell_attached(name: &[u8]) {
     let mut path = [0; 4096];
-    if let Some(value) = os::environment(c"STEPALLOC_ATTACHED")
-        && let Some(place) = path.get_mut(..value.len())
-    {
-        place.copy_from_slice(value);
-        let mut line = Text::<16>::new();
-        let _ = writeln!(line, "{}", std::process::id());
-        if let Ok(path) = CStr::from_bytes_until_nul(&path) {
-            os::keeping_errno(|| os::append(path, line.as_bytes()));
-        }
+    let Some(place) = path.get_mut(..name.len()) else { return };
+    place.copy_from_slice(name);
+    let mut line = Text::<16>::new();
+    let _ = writeln!(line, "{}", std::process::id());
+    if let Ok(path) = CStr::from_bytes_until_nul(&path) {
+        os::keeping_errno(|| os::append(path, line.as_bytes()));
     }
 }

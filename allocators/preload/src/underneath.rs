@@ -18,6 +18,8 @@ unsafe extern "C" {
     fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
     fn __libc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
     fn __libc_memalign(align: usize, size: usize) -> *mut c_void;
+    /// mimalloc's start, which its own constructor would call.
+    fn _mi_auto_process_init();
     /// Where the kernel put the argument count, the arguments and the environment (exported by ld.so).
     static __libc_stack_end: *const usize;
     static environ: *const *const c_char;
@@ -94,9 +96,13 @@ static FIRST: Functions = Functions {
 
 static TABLE: AtomicPtr<Functions> = AtomicPtr::new((&raw const FIRST).cast_mut());
 
-/// The two of them that are called most, for `malloc` and `free` to jump through.
+/// Those of them that are called most, for `malloc`, `free`, `calloc` and `realloc` to jump through.
 pub(crate) static MALLOC: AtomicPtr<c_void> = AtomicPtr::new(first_malloc as *mut c_void);
 pub(crate) static FREE: AtomicPtr<c_void> = AtomicPtr::new(first_free as *mut c_void);
+#[cfg(target_arch = "x86_64")]
+pub(crate) static CALLOC: AtomicPtr<c_void> = AtomicPtr::new(first_calloc as *mut c_void);
+#[cfg(target_arch = "x86_64")]
+pub(crate) static REALLOC: AtomicPtr<c_void> = AtomicPtr::new(first_realloc as *mut c_void);
 
 /// The table in force.
 #[inline(always)]
@@ -125,10 +131,29 @@ fn choose() -> &'static Functions {
     TABLE.store(ptr::from_ref(functions).cast_mut(), Release);
     MALLOC.store(functions.malloc as *mut c_void, Release);
     FREE.store(functions.free as *mut c_void, Release);
+    #[cfg(target_arch = "x86_64")]
+    {
+        CALLOC.store(functions.calloc as *mut c_void, Release);
+        REALLOC.store(functions.realloc as *mut c_void, Release);
+    }
     if functions.kind == Kind::Glibc {
         next::USABLE_SIZE.resolve();
     }
     functions
+}
+
+/// Starts the backend when the library is loaded, and no other: `start.ld` leaves their constructors out. jemalloc's would
+/// begin a thread in every process, for which the C library takes locks from then on, and mimalloc's reads the environment
+/// once for each of its options.
+pub(crate) fn start() {
+    // SAFETY: what their constructors do, in the place of these.
+    unsafe {
+        match chosen().kind {
+            Kind::Glibc => {}
+            Kind::Jemalloc => tikv_jemalloc_sys::free(tikv_jemalloc_sys::malloc(NATURAL_ALIGN)),
+            Kind::Mimalloc => _mi_auto_process_init(),
+        }
+    }
 }
 
 /// What `STEPALLOC_BACKEND` says. Before the C library has set `environ`, the environment is where the kernel put it.

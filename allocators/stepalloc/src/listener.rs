@@ -7,6 +7,7 @@
 use crate::matcher::Class;
 use crate::os;
 use core::mem::size_of;
+use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 
@@ -106,16 +107,38 @@ impl Listener {
 
     /// The newest classes since `from`, at most those kept; zeros where a thread has not finished telling.
     pub(crate) fn classes(&self, from: u64) -> Vec<Class> {
-        let entries = self.entries.load(Acquire);
-        if entries.is_null() {
-            return Vec::new();
+        let told = self.told(from);
+        // As long as it may be, for it grows by copies otherwise.
+        let mut classes = Vec::with_capacity((told.end - told.start) as usize);
+        // An entry that is not written yet has no class.
+        classes.extend(told.filter_map(|index| Class::from_bits(self.entry(index))));
+        classes
+    }
+
+    /// Whether the newest quarter of what was told is of one size, as of buffers for one file after another. Looks no
+    /// further than to the newest that differs.
+    pub(crate) fn is_of_one_size(&self) -> bool {
+        let told = self.told(0);
+        let quarter = told.end - (told.end - told.start) / 4..told.end;
+        let mut sizes = quarter.rev().map(|index| self.entry(index));
+        let newest = sizes.next();
+        sizes.all(|size| Some(size) == newest)
+    }
+
+    /// The indexes since `from` of which there are entries.
+    fn told(&self, from: u64) -> Range<u64> {
+        if self.entries.load(Acquire).is_null() {
+            return 0..0;
         }
         let head = self.head();
-        let first = from.max(self.start.load(Relaxed)).max(head.saturating_sub(KEPT));
-        // SAFETY: as in `log`.
-        let entry = |index: u64| unsafe { &*entries.add((index & (KEPT - 1)) as usize) };
-        // An entry that is not written yet has no class.
-        (first..head).filter_map(|index| Class::from_bits(entry(index).load(Acquire))).collect()
+        from.max(self.start.load(Relaxed)).max(head.saturating_sub(KEPT)).min(head)..head
+    }
+
+    /// The bits of a class that was told.
+    #[inline(always)]
+    fn entry(&self, index: u64) -> u64 {
+        // SAFETY: `told` says so for a ring that is there; else as in `log`.
+        unsafe { &*self.entries.load(Relaxed).add((index & (KEPT - 1)) as usize) }.load(Acquire)
     }
 }
 

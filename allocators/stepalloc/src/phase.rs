@@ -27,7 +27,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering::*};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use stepalloc_planner::{Effort, rhythm};
+use stepalloc_planner::{Effort, Rhythm, rhythm};
 
 mod idle;
 mod unmarked;
@@ -151,6 +151,8 @@ struct Engine {
     marked: bool,
     /// The rhythm of the steps that were found.
     start: Option<Start>,
+    /// A rhythm that takes too little to be worth a plan.
+    too_small: Option<Rhythm>,
     /// Allocations heard when the recording began.
     heard: u64,
     /// Steps found before collecting began, as START wants.
@@ -239,6 +241,7 @@ impl Engine {
             phase: Phase::Waiting,
             marked: false,
             start: None,
+            too_small: None,
             heard: 0,
             waited: 0,
             steps: 0,

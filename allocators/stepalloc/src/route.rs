@@ -61,6 +61,8 @@ const FLAGS: u32 = 15;
 const WORKER: u32 = 16;
 /// The mode of a planned process: a plan serves, nothing is recorded or listened to, nobody works inside.
 const PLANNED: u32 = SERVING | ATTACHED;
+/// That of one that is listened to only.
+const HEARD: u32 = LISTENING | ATTACHED;
 
 std::thread_local! {
     /// True while this thread works for the allocator itself. One byte, no destructor.
@@ -226,7 +228,14 @@ fn flags<B: Backend>(mode: u32) -> u32 {
     if mode & ATTACHED == 0 {
         attach::<B>();
     }
-    if mode >= WORKER && INSIDE.get() { 0 } else { mode & FLAGS }
+    if mode >= WORKER && is_inside() { 0 } else { mode & FLAGS }
+}
+
+/// Whether this thread works for the allocator itself. (Out of line: where a thread-local lies costs a call in a library.)
+#[cold]
+#[inline(never)]
+fn is_inside() -> bool {
+    INSIDE.get()
 }
 
 /// The flags, at little cost where a plan serves.
@@ -352,6 +361,36 @@ unsafe fn served_or_backend<B: Backend>(
 #[cold]
 #[inline(never)]
 unsafe fn allocate_otherwise<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if STATE.mode.load(Acquire) == HEARD {
+            return allocate_heard::<B>(size, align, zeroed);
+        }
+        allocate_watched::<B>(size, align, zeroed)
+    }
+}
+
+/// [`allocate`] where sizes are listened to and nothing else is done, as in all programs without a rhythm.
+///
+/// # Safety
+/// As for [`allocate`].
+#[inline(never)]
+unsafe fn allocate_heard<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    let block = unsafe { served_or_backend::<B>(None, size, align, zeroed) };
+    if let Some(class) = planned_class(block, size, align)
+        && LISTENER.log(class)
+    {
+        phase::listen();
+    }
+    block
+}
+
+/// # Safety
+/// As for [`allocate`].
+#[cold]
+#[inline(never)]
+unsafe fn allocate_watched<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     let mode = mode::<B>();
     let served = if mode & SERVING != 0 { serve(size, align) } else { None };
     // SAFETY: the caller's promise.
@@ -527,11 +566,17 @@ fn serve_from_gap(class: Class) -> Option<*mut u8> {
     gap
 }
 
-fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*mut u8, usize)>) {
+/// The class of a block that may be planned.
+#[inline(always)]
+fn planned_class(block: *mut u8, size: usize, align: usize) -> Option<Class> {
     if block.is_null() || size < threshold() || align > os::BASE_ALIGN {
-        return;
+        return None;
     }
-    let Some(class) = Class::of(size, align) else { return };
+    Class::of(size, align)
+}
+
+fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*mut u8, usize)>) {
+    let Some(class) = planned_class(block, size, align) else { return };
     let address = block as usize;
     let mut wakes = false;
     if mode & RECORDING != 0 {

@@ -66,6 +66,9 @@ const KEPT_LEAST: usize = 1024;
 const KEPT_GROWTH: u64 = 64;
 /// Allocations of a step after which it may still be served from the plans of a file.
 const BEGINNING: usize = 2 * TELLING;
+/// What is alive of a step at most must be so many times the least size that is planned: less (1 MiB) any backend keeps at
+/// hand by itself, and what steps are learned with takes as much. (Of the recorded programs the smallest has 9 MiB.)
+const LEAST_STEP: u64 = 32;
 /// Layers that a step has at most, if they are to be told from steps.
 const LAYERS: usize = 64;
 
@@ -270,14 +273,22 @@ impl Engine {
             route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
             return;
         }
-        let heard = LISTENER.classes(0);
-        if heard[heard.len() - heard.len() / 4..].windows(2).all(|pair| pair[0] == pair[1]) {
-            // One size all the time, as of buffers for one file after another.
+        if LISTENER.is_of_one_size() {
             return self.found_nothing(settings);
         }
+        if self.keeps_to_too_small() {
+            return self.found_nothing(settings);
+        }
+        let heard = LISTENER.classes(0);
         let sizes: Vec<u64> = heard.iter().map(|class| class.bytes()).collect();
         let planned = self.phase == Phase::Planned;
-        let found = rhythm::find(&sizes).map(|rhythm| {
+        let found = rhythm::find(&sizes);
+        let bytes = |rhythm: &Rhythm| sizes[sizes.len() - rhythm.period..].iter().sum::<u64>();
+        if !planned && found.is_some_and(|rhythm| bytes(&rhythm) < least_bytes(settings)) {
+            self.too_small = found;
+            return self.found_nothing(settings);
+        }
+        let found = found.map(|rhythm| {
             // Steps of sizes that do not come again are kinds of their own.
             if rhythm.repeats() { rhythm.repeated(LEAST_PERIOD) } else { rhythm }
         });
@@ -310,6 +321,15 @@ impl Engine {
             self.phase = Phase::Collecting;
         }
         route::set(self.phase == Phase::Planned, Watch::All, settings.min_bytes);
+    }
+
+    /// Whether the program is still in a rhythm that was found to be too small, which is told by little of what was heard.
+    fn keeps_to_too_small(&mut self) -> bool {
+        self.too_small = self.too_small.filter(|rhythm| {
+            let newest = LISTENER.newest(1 + rhythm.period + rhythm.period.max(rhythm::EVIDENCE));
+            rhythm.holds(&newest.iter().map(|class| class.bytes()).collect::<Vec<u64>>())
+        });
+        self.too_small.is_some()
     }
 
     /// The plans of the file do not fit.
@@ -412,6 +432,12 @@ impl Engine {
         match outcome {
             None => self.come_back_soon(),
             Some(Outcome::Plan(Some(proposal))) if proposal.blocks == 0 => self.lose(settings),
+            Some(Outcome::Plan(Some(proposal)))
+                if self.phase != Phase::Planned && proposal.bytes() < least_bytes(settings) =>
+            {
+                self.too_small = proposal.found.map(|start| start.rhythm);
+                self.lose(settings);
+            }
             Some(Outcome::Follow(found, allocations)) => {
                 self.work = Work::Following(found);
                 RECORDER.wake_after(Some(allocations));
@@ -547,6 +573,11 @@ impl Engine {
         self.patient_until = self.steps + self.patience;
         self.patience = (self.patience * 2).min(PATIENCE_MAX);
     }
+}
+
+/// The least bytes of an arena for steps that nobody marks.
+fn least_bytes(settings: &Settings) -> u64 {
+    LEAST_STEP * settings.min_bytes as u64
 }
 
 /// Cuts the log; where nothing more is wanted, `Follow` says so with 0.
