@@ -7,11 +7,12 @@ use std::{env, fs};
 /// library is loaded, some 650 instructions each, in every process. (Not those that older ones do without: whether they are
 /// there is asked by their address.)
 const LATE: &str = "
-    __cxa_atexit __errno_location __register_atfork __xpg_strerror_r abort bcmp clock_gettime clock_nanosleep close
-    dl_iterate_phdr dlsym fputs fstat64 fwrite getcwd getenv getpid getrlimit getrusage lseek64 memchr memcpy
-    memmove memset mmap mmap64 mprotect open open64 pause poll pthread_attr_destroy pthread_attr_init
-    pthread_attr_setstacksize pthread_create pthread_detach pthread_join pthread_key_create pthread_key_delete
-    pthread_self pthread_setname_np pthread_setspecific pthread_sigmask read readlink realpath rename sbrk sched_yield
+    __cxa_atexit __errno_location __register_atfork __xpg_strerror_r abort bcmp clock_gettime clock_nanosleep
+    close dl_iterate_phdr dlsym fputs fstat64 fwrite getcwd getenv getpid getrlimit getrusage lseek64 memchr
+    memcpy memmove memset mmap mmap64 mprotect open open64 pause poll prctl pthread_attr_destroy
+    pthread_attr_getstacksize pthread_attr_init pthread_attr_setdetachstate pthread_attr_setstacksize
+    pthread_create pthread_detach pthread_join pthread_key_create pthread_key_delete pthread_self
+    pthread_setname_np pthread_setspecific pthread_sigmask read readlink realpath rename sbrk sched_yield
     secure_getenv sigaction sigfillset stat64 strlen syscall sysconf unlink write writev
 ";
 

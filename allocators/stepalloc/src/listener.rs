@@ -1,4 +1,4 @@
-//! The listener: the sizes of planned-size allocations in their order, while nobody has said where steps begin.
+//! The listener: the sizes of planned-size allocations in their order, and whose they are, while nobody has said where steps begin.
 //!
 //! Any thread appends with one atomic addition and a store, into a ring mapped by ourselves. Only allocations are told:
 //! frees would have to be looked at one by one to find those of planned size. The engine reads the newest of them ever
@@ -10,6 +10,7 @@ use core::mem::size_of;
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+use std::collections::HashMap;
 
 /// The process's listener.
 pub(crate) static LISTENER: Listener = Listener::closed();
@@ -20,6 +21,9 @@ const KEPT: u64 = 1 << 16;
 const FIRST: u64 = 128;
 /// From one look to the next what was seen grows by one part in this many.
 const GROWTH: u64 = 8;
+/// Bits of an entry that are the class's: sizes of 256 TiB and more are never told. Those above tell threads apart.
+const CLASS_BITS: u32 = 48;
+const CLASS_MASK: u64 = (1 << CLASS_BITS) - 1;
 /// When the ring is full, the time to the next look doubles, up to this many allocations.
 const RAREST: u64 = 1 << 22;
 
@@ -44,15 +48,17 @@ impl Listener {
         }
     }
 
-    /// Takes in an allocation; `true` when it is time to look.
-    pub(crate) fn log(&self, class: Class) -> bool {
+    /// Takes in an allocation of a thread, which its number tells from others; `true` when it is time to look.
+    pub(crate) fn log(&self, class: Class, thread: u16) -> bool {
+        let thread = u64::from(thread);
         let entries = self.entries.load(Acquire);
         if entries.is_null() {
             return self.open();
         }
         let index = self.head.fetch_add(1, Relaxed);
+        let told = class.to_bits() & CLASS_MASK | thread << CLASS_BITS;
         // SAFETY: the mapping holds so many entries, and is never unmapped.
-        unsafe { &*entries.add((index & (KEPT - 1)) as usize) }.store(class.to_bits(), Release);
+        unsafe { &*entries.add((index & (KEPT - 1)) as usize) }.store(told, Release);
         index + 1 >= self.wake.load(Relaxed)
     }
 
@@ -111,8 +117,19 @@ impl Listener {
         // As long as it may be, for it grows by copies otherwise.
         let mut classes = Vec::with_capacity((told.end - told.start) as usize);
         // An entry that is not written yet has no class.
-        classes.extend(told.filter_map(|index| Class::from_bits(self.entry(index))));
+        classes.extend(told.filter_map(|index| Class::from_bits(self.entry(index) & CLASS_MASK)));
         classes
+    }
+
+    /// The same apart for each thread that told of any, in no order.
+    pub(crate) fn classes_of_threads(&self) -> Vec<Vec<Class>> {
+        let mut threads: HashMap<u64, Vec<Class>> = HashMap::new();
+        for entry in self.told(0).map(|index| self.entry(index)) {
+            if let Some(class) = Class::from_bits(entry & CLASS_MASK) {
+                threads.entry(entry >> CLASS_BITS).or_default().push(class);
+            }
+        }
+        threads.into_values().collect()
     }
 
     /// Whether the newest quarter of what was told is of one size, as of buffers for one file after another. Looks no
@@ -120,7 +137,7 @@ impl Listener {
     pub(crate) fn is_of_one_size(&self) -> bool {
         let told = self.told(0);
         let quarter = told.end - (told.end - told.start) / 4..told.end;
-        let mut sizes = quarter.rev().map(|index| self.entry(index));
+        let mut sizes = quarter.rev().map(|index| self.entry(index) & CLASS_MASK);
         let newest = sizes.next();
         sizes.all(|size| Some(size) == newest)
     }
@@ -134,7 +151,7 @@ impl Listener {
         from.max(self.start.load(Relaxed)).max(head.saturating_sub(KEPT)).min(head)..head
     }
 
-    /// The bits of a class that was told.
+    /// What was told: the bits of a class, and above them the thread's.
     #[inline(always)]
     fn entry(&self, index: u64) -> u64 {
         // SAFETY: `told` says so for a ring that is there; else as in `log`.
@@ -150,10 +167,10 @@ mod tests {
     fn the_newest_are_kept_and_the_engine_is_woken_ever_more_rarely() {
         let listener = Listener::closed();
         let class = |bytes: u64| Class::from_bits(bytes * 64).expect("not 0");
-        assert!(!listener.log(class(1)), "the ring is made");
+        assert!(!listener.log(class(1), 0), "the ring is made");
         let mut woken = 0;
         for bytes in 1..=300_000 {
-            if listener.log(class(bytes)) {
+            if listener.log(class(bytes), (bytes % 3) as u16) {
                 woken += 1;
                 listener.wake_later();
             }
@@ -161,8 +178,12 @@ mod tests {
         assert!((50..80).contains(&woken), "{woken}");
         let kept = listener.classes(0);
         assert_eq!((kept.len() as u64, kept[0]), (KEPT, class(300_001 - KEPT)));
+        let threads = listener.classes_of_threads();
+        assert_eq!(threads.len(), 3);
+        assert!(threads.iter().all(|told| told.is_sorted_by_key(|class| class.bytes())
+            && told.iter().all(|class| class.bytes() / 64 % 3 == told[0].bytes() / 64 % 3)));
         listener.clear();
         assert_eq!((listener.heard(), listener.classes(0).len()), (0, 0));
-        assert!((1..=FIRST).all(|bytes| listener.log(class(bytes)) == (bytes == FIRST)));
+        assert!((1..=FIRST).all(|bytes| listener.log(class(bytes), 0) == (bytes == FIRST)));
     }
 }
