@@ -53,8 +53,8 @@ impl Model {
             Ok(weights.as_tensor().clone())
         };
         let mut layer = || -> Result<Layer> {
-            let weights =
-                [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)].map(|(rows, columns)| matrix(rows, columns));
+            let weights = [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)]
+                .map(|(rows, columns)| matrix(rows, columns));
             let [into, out, wide, narrow] = weights;
             Ok(Layer { weights: [into?, out?, wide?, narrow?] })
         };
@@ -127,7 +127,8 @@ fn main() -> Result<()> {
             let _ = fs::write("/proc/self/clear_refs", "5");
         }
         let before = used();
-        let tokens: Vec<u32> = (0..ROWS * LENGTH).map(|_| (random.bits() % VOCABULARY as u64) as u32).collect();
+        let tokens: Vec<u32> =
+            (0..ROWS * LENGTH).map(|_| (random.bits() % VOCABULARY as u64) as u32).collect();
         let tokens = Tensor::from_vec(tokens, ROWS * LENGTH, &Device::Cpu)?;
         let loss = loss::cross_entropy(&model.forward(&tokens)?, &tokens)?;
         optimizer.backward_step(&loss)?;

@@ -55,6 +55,6 @@ for size in sizes:
         "planned_after": planned,
         "faults_median": statistics.median(counts[30:]),
         "faults_max": max(counts[30:]),
-        "rss": resident(),
+        "resident": resident(),
         "ours": ours(),
     }), flush=True)
