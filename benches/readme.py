@@ -5,6 +5,7 @@
     benches/instructions.sh > benches/results/instructions.csv
     benches/planner.py --long > benches/results/planner.csv
     benches/everyday.py > benches/results/everyday.csv
+    benches/others.py > benches/results/others.csv
     benches/readme.py
 """
 import csv, pathlib, re, statistics
@@ -43,6 +44,31 @@ def pytorch():
                 f"{float(row['minor_faults_median']):.0f}",
                 f"{peak:.0f} MiB ({peak / float(smallest['vm_hwm_mib']):.3f} x)",
                 row["arena_to_bound"] or "-",
+            ))
+    return table(*rows)
+
+
+def others():
+    """Ours over glibc beside glibc, the rival with the least CPU time and the one with the lowest peak."""
+    rows = [("program", "allocator", "CPU time per step", "page faults per step", "VmHWM", "planned after")]
+    results = read("others.csv")
+    for program in dict.fromkeys(row["program"] for row in results):
+        here = {row["allocator"]: row for row in results if row["program"] == program}
+        rivals = [row for name, row in here.items() if not name.startswith("stepalloc/") and name != "jemalloc decay 0"]
+        fastest = min(rivals, key=lambda row: float(row["cpu_ms_per_step"]))
+        smallest = min(rivals, key=lambda row: float(row["vm_hwm_mib"]))
+        for name, row in here.items():
+            if name not in ("glibc", "stepalloc/glibc") and row not in (fastest, smallest):
+                continue
+            notes = ["least CPU time"] * (row is fastest) + ["lowest peak"] * (row is smallest)
+            planned = row["planned_after_steps"]
+            rows.append((
+                program,
+                name + (f" ({', '.join(notes)} of the rivals)" if notes else ""),
+                f"{float(row['cpu_ms_per_step']):.1f} ms",
+                f"{float(row['minor_faults_median']):.0f}",
+                f"{float(row['vm_hwm_mib']):.0f} MiB",
+                f"{planned} steps" if planned.isdecimal() else planned or "-",
             ))
     return table(*rows)
 
@@ -140,7 +166,7 @@ def everyday():
 def main():
     path = ROOT / "README.md"
     text = path.read_text()
-    tables = (pytorch, instructions, instances, traces, scale, everyday)
+    tables = (pytorch, others, everyday, instructions, instances, traces, scale)
     for name, content in ((table.__name__, table()) for table in tables):
         pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
         text, count = re.subn(pattern, lambda match: match[1] + content + "\n" + match[2], text, flags=re.DOTALL)

@@ -237,6 +237,12 @@ impl Steps {
         self.step
     }
 
+    /// Whether a key is recurring, whose two blocks take turns from step to step. Where two steps are taken as one, each has
+    /// a lifetime of its own, and the bytes of both are other blocks' meanwhile.
+    pub fn recurs(&self) -> bool {
+        self.entries.iter().any(|entry| entry.class == Class::Recurring)
+    }
+
     /// Takes in one whole step, from boundary to boundary.
     ///
     /// Returns whether the needs changed: a new key, a lifetime that grew, or a key that is to be treated differently.

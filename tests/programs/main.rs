@@ -6,12 +6,14 @@
 //! | `contract` | does a C program get from it what it gets from glibc's malloc, in every phase? |
 //! | `run`, `plan`, `demo` | does the command keep its contract? |
 //! | `pytorch` | are unmodified trainings planned, without another result? |
+//! | `batches` | and are they planned again when the batch size changes? |
 //! | `unchanged` | do everyday programs behave as without it? |
 //! | `wheel` | does the Python package, built and installed, do what it says? |
 //!
 //! `process` starts programs and ends those that hang; `compiled` makes programs of the C sources beside this file. What
 //! is not installed is skipped with a line that says so; a C compiler must be there.
 
+mod batches;
 mod compiled;
 mod contract;
 mod demo;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// Debian's; others on the path do not see its packages.
-const PYTHON: &str = "/usr/bin/python3";
+pub const PYTHON: &str = "/usr/bin/python3";
 /// As many as the figures of the README are of: a plan after the eighth step or so, and thirty that it serves.
 const STEPS: &str = "40";
 /// Bytes of the arena for each byte of the largest load.
@@ -17,20 +17,31 @@ const MOST_ARENA: f64 = 1.02;
 /// The share of the planned bytes that the backend may serve.
 const MOST_FALLBACK: f64 = 0.001;
 
-/// The script to run, where it can be run.
-fn script() -> Option<PathBuf> {
-    let required = std::env::var_os("STEPALLOC_REQUIRE_PYTORCH").is_some_and(|value| value == "1");
+fn required() -> bool {
+    std::env::var_os("STEPALLOC_REQUIRE_PYTORCH").is_some_and(|value| value == "1")
+}
+
+/// Whether PyTorch is there; says that the test is skipped where not.
+pub fn installed() -> bool {
     let there = Command::new(PYTHON).args(["-c", "import torch"]).output();
-    if !there.is_ok_and(|output| output.status.success()) {
+    let there = there.is_ok_and(|output| output.status.success());
+    if !there {
         assert!(
-            !required,
+            !required(),
             "PyTorch is not installed (Debian: python3-torch), and STEPALLOC_REQUIRE_PYTORCH=1"
         );
         process::skip("PyTorch is not installed (Debian: python3-torch)");
+    }
+    there
+}
+
+/// The script to run, where it can be run.
+fn script() -> Option<PathBuf> {
+    if !installed() {
         return None;
     }
     let script = process::shared("workloads/torch_train.py");
-    assert!(script.is_some() || !required, "no shared data, and STEPALLOC_REQUIRE_PYTORCH=1");
+    assert!(script.is_some() || !required(), "no shared data, and STEPALLOC_REQUIRE_PYTORCH=1");
     script
 }
 

@@ -148,6 +148,16 @@ impl Collector {
         }
     }
 
+    /// Begins again, with what it knows of sizes that follow the data.
+    pub(crate) fn begin_again(&mut self) {
+        *self = Self { families: core::mem::take(&mut self.families), ..Self::new() };
+    }
+
+    /// Whether blocks take turns with those of the step before: the new one is allocated before the old one is freed.
+    pub(crate) fn recurs(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.steps.recurs())
+    }
+
     /// Takes in the marked step whose last event has index `end - 1`; `true` when collecting is over.
     pub(crate) fn step(&mut self, recorder: &Recorder, end: u64, settings: &Settings) -> bool {
         let mut events = core::mem::take(&mut self.events);

@@ -18,6 +18,8 @@ const CONFIRMED: usize = 4;
 /// Steps that are being found.
 pub(crate) struct Found {
     rhythm: Rhythm,
+    /// Two of its periods are taken as one, because blocks live on beyond one.
+    doubled: bool,
     /// Sizes of the period heard before the log began.
     earlier: Vec<u64>,
     /// Allocations to be recorded before the first cut.
@@ -67,6 +69,7 @@ impl Found {
     pub(crate) fn new(rhythm: Rhythm, heard: &[u64]) -> Self {
         Self {
             rhythm,
+            doubled: false,
             earlier: heard[heard.len() - rhythm.period..].to_vec(),
             needed: (rhythm.period + 1).max(rhythm::EVIDENCE).max(heard.len() / CONFIRMED),
             merged: 0,
@@ -88,7 +91,7 @@ impl Found {
         if !recorder.read(end, |event| self.log.take(event, &mut self.translator, looking)) {
             return Followed::Lost;
         }
-        let period = self.rhythm.period;
+        let mut period = self.rhythm.period;
         let mut at = match self.at {
             Some(at) => at,
             None if self.log.sizes.len() < self.needed => {
@@ -112,10 +115,17 @@ impl Found {
         while let Some(next) = rhythm::next_boundary(&self.log.sizes, at, period) {
             let events = &mut self.log.events[self.log.starts[at]..self.log.starts[next]];
             at = next;
-            if self.collector.merge(events, true, until, settings.max_steps) {
+            if !self.collector.merge(events, true, until, settings.max_steps) {
+                continue;
+            }
+            if self.doubled || !self.rhythm.repeats() || !self.collector.recurs() {
                 self.at = Some(at);
                 return Followed::Enough;
             }
+            self.doubled = true;
+            self.rhythm = self.rhythm.repeated(2 * period);
+            period = self.rhythm.period;
+            self.collector.begin_again();
         }
         self.log.forget(at);
         self.merged += at as u64;
