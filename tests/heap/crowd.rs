@@ -109,6 +109,50 @@ fn threads_come_and_go_and_what_grows_is_counted_again() {
     });
 }
 
+/// As in a program that nobody changes: no thread says where its steps begin.
+#[test]
+fn a_server_that_marks_nothing_is_served_from_one_arena() {
+    let name = test_name!(a_server_that_marks_nothing_is_served_from_one_arena);
+    if !process::is_child(name) {
+        process::run(name, &[]);
+        return;
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                let mut random = Random::new(thread + 1);
+                for _ in 0..scaled(STEPS).max(400) {
+                    serve(random.below(3));
+                }
+            });
+        }
+    });
+    let statistics = stepalloc::statistics();
+    let (last, most) = (statistics.last_steps, MOST.load(Relaxed));
+    println!(
+        "figures: rounds={} plans={} arena={} most_alive={most} ratio={:.4} fallback={} of {} bytes",
+        statistics.steps,
+        statistics.plans,
+        statistics.arena_bytes,
+        statistics.arena_bytes as f64 / most as f64,
+        last.fallback_bytes,
+        last.planned_bytes + last.fallback_bytes,
+    );
+    assert_eq!((statistics.phase, statistics.arena_occupied_bytes), (Phase::Planned, 0), "{statistics:?}");
+    assert!(statistics.at_once && !statistics.marked, "{statistics:?}");
+    assert!(statistics.arena_bytes as f64 <= MOST_ARENA * most as f64, "{statistics:?}");
+    let all = last.planned_bytes + last.fallback_bytes;
+    assert!(last.count >= 50 && last.planned_bytes * 100 >= all * LEAST_SERVED, "{last:?}");
+    // One thread alone has a plan again, by and by.
+    for _ in 0..3000 {
+        serve(1);
+    }
+    let statistics = stepalloc::statistics();
+    println!("figures: {}", statistics.to_json());
+    assert!(!statistics.at_once && statistics.planned_blocks >= 40, "{statistics:?}");
+    assert_eq!(statistics.last_steps.gap_allocations + statistics.last_steps.fallback_allocations, 0);
+}
+
 #[test]
 fn one_thread_after_the_crowd_has_a_plan_again() {
     let name = test_name!(one_thread_after_the_crowd_has_a_plan_again);

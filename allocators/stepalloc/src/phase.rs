@@ -200,6 +200,8 @@ struct Engine {
     crowded: u32,
     /// What serves is an arena without slots, for steps that run at once.
     for_crowd: bool,
+    /// Steps of such a kind, which nobody marks, after which it is looked whether they still run at once.
+    ask_at: u64,
 }
 
 /// Ends the running step and begins the next one. From any thread.
@@ -272,6 +274,7 @@ impl Engine {
             patient_until: 0,
             crowded: 0,
             for_crowd: false,
+            ask_at: 0,
         }
     }
 
@@ -377,7 +380,7 @@ impl Engine {
             (figures.planned.bytes.saturating_sub(figures.gap.bytes), HIT_PERCENT)
         };
         // What served a crowd is no plan for one thread.
-        let alone = self.for_crowd && self.crowded == 0;
+        let alone = self.for_crowd && self.marked && self.crowded == 0;
         if !alone && hit * 100 >= all * percent {
             self.missed_steps = 0;
             self.helped_steps += 1;
@@ -678,6 +681,7 @@ impl Engine {
             arena_occupied_bytes: if STATE.arena.is_open() { STATE.arena.occupied_bytes() as u64 } else { 0 },
             kept: self.kept_serves,
             kinds: self.kinds.len() as u64,
+            at_once: self.for_crowd,
             lower_bound_bytes: self.lower_bound,
             planned_blocks: self.planned_blocks,
             blocks_beyond_limit: self.beyond_limit,

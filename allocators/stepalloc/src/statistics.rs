@@ -63,6 +63,8 @@ pub struct Statistics {
     pub kept: bool,
     /// Kinds of steps planned.
     pub kinds: u64,
+    /// What serves is an arena without slots, for steps that run on several threads at once.
+    pub at_once: bool,
     /// The largest load of the collected steps in bytes: no plan that has a slot for every block is smaller.
     pub lower_bound_bytes: u64,
     /// Blocks that have a slot.
@@ -235,13 +237,14 @@ impl Statistics {
         write!(
             out,
             ", \"plans\": {}, \"failed_plans\": {}, \"arena_bytes\": {}, \"arena_occupied_bytes\": {}, \
-             \"kept\": {}, \"kinds\": {}, \"lower_bound_bytes\": {}, \"planned_blocks\": {}, \"blocks_beyond_limit\": {}, \"idle_releases\": {}",
+             \"kept\": {}, \"kinds\": {}, \"at_once\": {}, \"lower_bound_bytes\": {}, \"planned_blocks\": {}, \"blocks_beyond_limit\": {}, \"idle_releases\": {}",
             self.plans,
             self.failed_plans,
             self.arena_bytes,
             self.arena_occupied_bytes,
             self.kept,
             self.kinds,
+            self.at_once,
             self.lower_bound_bytes,
             self.planned_blocks,
             self.blocks_beyond_limit,

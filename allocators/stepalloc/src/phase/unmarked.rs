@@ -10,6 +10,7 @@ use super::{
     trim,
 };
 use crate::collector::{Proposal, TELLING, with_others};
+use crate::crowd::{self, Crowd};
 use crate::found::{Followed, Found, Start};
 use crate::listener::LISTENER;
 use crate::matcher::Class;
@@ -69,6 +70,10 @@ const BEGINNING: usize = 2 * TELLING;
 /// What is alive of a step at most must be so many times the least size that is planned: less (1 MiB) any backend keeps at
 /// hand by itself, and what steps are learned with takes as much. (Of the recorded programs the smallest has 9 MiB.)
 const LEAST_STEP: u64 = 32;
+/// Requests of steps that run at once that count as a step of theirs, where nobody says where steps begin.
+const ROUND: u32 = 256;
+/// Rounds after which it is asked whether one thread's steps are all there is now; doubled each time.
+const ROUNDS: u64 = 64;
 /// Layers that a step has at most, if they are to be told from steps.
 const LAYERS: usize = 64;
 
@@ -293,7 +298,13 @@ impl Engine {
             if rhythm.repeats() { rhythm.repeated(LEAST_PERIOD) } else { rhythm }
         });
         let news = found.filter(|found| !planned || self.is_news(found, &heard));
-        let Some(mut rhythm) = news else { return self.found_nothing(settings) };
+        let Some(mut rhythm) = news else {
+            let serves = planned && (self.for_crowd || self.fits());
+            if found.is_none() && !serves && crowd::is_heard(&LISTENER.classes_of_threads()) {
+                return self.listen_to_crowd(settings);
+            }
+            return self.found_nothing(settings);
+        };
         if let Some(known) = self.start.map(|start| start.rhythm).filter(|known| !known.repeats())
             && rhythm.period.is_multiple_of(known.period)
         {
@@ -321,6 +332,67 @@ impl Engine {
             self.phase = Phase::Collecting;
         }
         route::set(self.phase == Phase::Planned, Watch::All, settings.min_bytes);
+    }
+
+    /// Several threads repeat steps of their own, which together have no rhythm: counts what is alive of all.
+    fn listen_to_crowd(&mut self, settings: &Settings) {
+        self.drop_kept();
+        if !RECORDER.open() {
+            self.failed_plans += 1;
+            return LISTENER.wake_later();
+        }
+        RECORDER.clear();
+        RECORDER.wake_after(Some(ROUND.into()));
+        LISTENER.wake_later();
+        self.work = Work::Crowd(Box::new(Crowd::new()));
+        if self.phase == Phase::Waiting {
+            self.phase = Phase::Collecting;
+        }
+        route::set(self.phase == Phase::Planned, Watch::All, settings.min_bytes);
+    }
+
+    /// Goes on with it.
+    fn follow_heard_crowd(&mut self, mut crowd: Box<Crowd>, settings: &Settings) {
+        if !crowd.boundary(&RECORDER, RECORDER.head(), settings) {
+            self.work = Work::Crowd(crowd);
+            RECORDER.wake_after(Some(ROUND.into()));
+            return;
+        }
+        RECORDER.wake_after(None);
+        RECORDER.clear();
+        let shift = STATE.arena.is_open().then(|| STATE.arena.shift());
+        let proposal = crowd.proposal(shift).filter(|proposal| proposal.bytes() >= least_bytes(settings));
+        let Some(proposal) = proposal else { return self.lose(settings) };
+        self.steps = self.steps.max(1);
+        let plans = self.plans;
+        self.install(proposal, settings);
+        if self.plans == plans {
+            return self.lose(settings);
+        }
+        self.start = None;
+        self.ask_at = self.steps + ROUNDS;
+        self.listen_beside();
+        UNFIT_MOST.store(ROUND, Relaxed);
+    }
+
+    /// A round of steps that run at once is over.
+    fn crowd_boundary(&mut self, settings: &Settings) {
+        UNFIT.store(0, Relaxed);
+        let counted = self.figures(os::minor_faults(), os::now_ns());
+        self.steps += 1;
+        self.watch_for_idleness(settings.idle_seconds);
+        let changed = counted.is_some_and(|figures| self.has_changed(&figures));
+        if matches!(self.work, Work::None) {
+            if changed {
+                self.missed_steps = 0;
+                self.listen_to_crowd(settings);
+            } else if self.steps >= self.ask_at {
+                self.ask_at = 2 * self.steps;
+                self.listen_again(settings);
+                UNFIT_MOST.store(ROUND, Relaxed);
+            }
+        }
+        (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
     }
 
     /// Whether the program is still in a rhythm that was found to be too small, which is told by little of what was heard.
@@ -398,7 +470,8 @@ impl Engine {
         }
         let end = RECORDER.head();
         let outcome = match core::mem::replace(&mut self.work, Work::None) {
-            Work::None | Work::Here(_) | Work::Crowd(_) => return,
+            Work::None | Work::Here(_) => return,
+            Work::Crowd(crowd) => return self.follow_heard_crowd(crowd, settings),
             Work::Beside(thread) if !thread.is_finished() => {
                 self.work = Work::Beside(thread);
                 return self.come_back_soon();
@@ -546,6 +619,9 @@ impl Engine {
     /// No boundary came, and more than a step's requests found no slot: the program does something else.
     fn out_of_rhythm(&mut self) {
         let settings = self.settings();
+        if self.for_crowd && !self.marked && self.phase == Phase::Planned {
+            return self.crowd_boundary(&settings);
+        }
         UNFIT.store(0, Relaxed);
         if self.marked || self.phase != Phase::Planned || !matches!(self.work, Work::None) {
             return;
