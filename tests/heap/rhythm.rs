@@ -88,9 +88,10 @@ fn replay(trace: &Trace) {
     let statistics = stepalloc::statistics();
     let last = statistics.last_steps;
     println!(
-        "figures: {} planned_at={planned} steps_at_once={each} right={right} of={all} plans={} gap_per_mille={} \
+        "figures: {} period={:?} planned_at={planned} steps_at_once={each} right={right} of={all} plans={} gap_per_mille={} \
          fallback_per_mille={}",
         trace.name,
+        statistics.period_allocations,
         statistics.plans,
         last.gap_bytes * 1000 / last.planned_bytes.max(1),
         last.fallback_bytes * 1000 / (last.planned_bytes + last.fallback_bytes).max(1),

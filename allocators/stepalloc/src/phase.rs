@@ -179,6 +179,8 @@ struct Engine {
     faults: u64,
     nanoseconds: u64,
     trims_left: u8,
+    /// The same within the first period of steps that nobody marks.
+    trims_within: u8,
     /// Blocks left to the backend because the arena may not be as large as the plan.
     beyond_limit: u64,
     missed_steps: u32,
@@ -262,6 +264,7 @@ impl Engine {
             faults: 0,
             nanoseconds: 0,
             trims_left: 0,
+            trims_within: 0,
             beyond_limit: 0,
             missed_steps: 0,
             helped_steps: 0,
@@ -334,14 +337,21 @@ impl Engine {
         {
             self.collect(&settings);
         }
-        if self.trims_left > 0 && self.planned_at_step != Some(self.running()) {
-            self.trims_left -= 1;
-            trim();
+        if self.planned_at_step != Some(self.running()) {
+            self.trim_at_boundary();
         }
         self.watch_for_idleness(settings.idle_seconds);
         STATE.matcher.next_step();
         // What was done here is not the next step's.
         (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
+    }
+
+    /// Gives back what the backend no longer needs, at the first boundaries of a plan.
+    fn trim_at_boundary(&mut self) {
+        if self.trims_left > 0 {
+            self.trims_left -= 1;
+            trim();
+        }
     }
 
     /// The step that is running.

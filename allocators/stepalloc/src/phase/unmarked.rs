@@ -32,11 +32,9 @@ const SOON: u64 = 64;
 const UNFIT_LEAST: u32 = 32;
 /// After so many steps without a slot at most it is looked for another rhythm, however often that was in vain.
 const UNFIT_STEPS: u32 = 8;
-/// The backend's caches are given back so often when a plan has come into force: what was alive then is freed by and by, some
-/// of it in the next period only, and a period may be many steps.
-const TRIMS: u8 = 16;
-/// So often in each of the first periods.
-const TRIMS_IN_PERIOD: u64 = 8;
+/// The backend's caches are given back so often in the first period of a plan, and at the boundaries after it: what was alive
+/// when it came into force is freed by and by, and a period may be many steps.
+const TRIMS_WITHIN: u8 = 8;
 /// Allocations from one time to the next, at least.
 const TRIM_PAUSE: u64 = 16;
 /// Bytes of a period that must be of sizes the plan knows if it is to be the plan's, in percent.
@@ -186,7 +184,7 @@ impl Engine {
             route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
             return;
         }
-        if self.trims_left > 0 {
+        if self.trims_within > 0 {
             self.give_back();
         } else if matches!(self.work, Work::None) {
             self.look_for_rhythm(&settings);
@@ -267,9 +265,9 @@ impl Engine {
     /// Gives back what the backend no longer needs, now that a plan serves.
     fn give_back(&mut self) {
         trim();
-        self.trims_left -= 1;
+        self.trims_within -= 1;
         let period = self.start.map_or(0, |start| start.rhythm.period as u64);
-        LISTENER.wake_after((period / TRIMS_IN_PERIOD).max(TRIM_PAUSE));
+        LISTENER.wake_after((period / u64::from(TRIMS_WITHIN)).max(TRIM_PAUSE));
     }
 
     fn look_for_rhythm(&mut self, settings: &Settings) {
@@ -380,6 +378,7 @@ impl Engine {
         UNFIT.store(0, Relaxed);
         let counted = self.figures(os::minor_faults(), os::now_ns());
         self.steps += 1;
+        self.trim_at_boundary();
         self.watch_for_idleness(settings.idle_seconds);
         let changed = counted.is_some_and(|figures| self.has_changed(&figures));
         if matches!(self.work, Work::None) {
@@ -567,7 +566,7 @@ impl Engine {
         let _ = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
         UNFIT.store(0, Relaxed);
         UNFIT_MOST.store(self.unfit_in_a_step(), Relaxed);
-        self.trims_left = TRIMS;
+        self.trims_within = TRIMS_WITHIN;
         // Where nothing was missed, the beginning of the running step is known.
         self.fitting = Fitting { steps: 1, ..Fitting::new() };
         self.horizon = (SETTLING * heard).min(DEAF);
@@ -588,6 +587,7 @@ impl Engine {
         self.steps += self.start.map_or(1, |start| start.rhythm.steps as u64);
         STATE.matcher.expect(Some(class));
         UNFIT.store(0, Relaxed);
+        self.trim_at_boundary();
         self.watch_for_idleness(settings.idle_seconds);
         if let Some(figures) = counted
             && matches!(self.work, Work::None)
