@@ -10,7 +10,6 @@ use core::mem::size_of;
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
-use std::collections::HashMap;
 
 /// The process's listener.
 pub(crate) static LISTENER: Listener = Listener::closed();
@@ -121,15 +120,16 @@ impl Listener {
         classes
     }
 
-    /// The same apart for each thread that told of any, in no order.
+    /// What is told now, apart for each thread.
     pub(crate) fn classes_of_threads(&self) -> Vec<Vec<Class>> {
-        let mut threads: HashMap<u64, Vec<Class>> = HashMap::new();
-        for entry in self.told(0).map(|index| self.entry(index)) {
-            if let Some(class) = Class::from_bits(entry & CLASS_MASK) {
-                threads.entry(entry >> CLASS_BITS).or_default().push(class);
-            }
-        }
-        threads.into_values().collect()
+        let thread = |entry: &u64| entry >> CLASS_BITS;
+        let mut told: Vec<u64> = self.told(0).map(|index| self.entry(index)).collect();
+        // Each thread's in their order.
+        told.sort_by_key(thread);
+        let class = |entry: &u64| Class::from_bits(entry & CLASS_MASK);
+        told.chunk_by(|one, other| thread(one) == thread(other))
+            .map(|told| told.iter().filter_map(class).collect())
+            .collect()
     }
 
     /// Whether the newest quarter of what was told is of one size, as of buffers for one file after another. Looks no

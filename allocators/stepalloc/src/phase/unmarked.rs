@@ -360,12 +360,15 @@ impl Engine {
         RECORDER.clear();
         let shift = STATE.arena.is_open().then(|| STATE.arena.shift());
         let proposal = crowd.proposal(shift).filter(|proposal| proposal.bytes() >= least_bytes(settings));
-        let Some(proposal) = proposal else { return self.lose(settings) };
         self.steps = self.steps.max(1);
         let plans = self.plans;
-        self.install(proposal, settings);
+        if let Some(proposal) = proposal {
+            self.install(proposal, settings);
+        }
         if self.plans == plans {
-            return self.lose(settings);
+            // Too little, or no memory; another time, perhaps.
+            self.lose(settings);
+            return LISTENER.wake_after(DEAF);
         }
         self.start = None;
         self.ask_at = self.steps + ROUNDS;
