@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the tables of README.md from benches/results, between the comments that name them.
 
-    benches/pytorch.py > benches/results/pytorch.csv
+    benches/pytorch.py --unmarked > benches/results/pytorch.csv
     benches/instructions.sh > benches/results/instructions.csv
     benches/planner.py --long > benches/results/planner.csv
     benches/everyday.py > benches/results/everyday.csv
@@ -11,6 +11,8 @@
 import csv, pathlib, re, statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Returns every free page at once: no rival at its pace, but the floor of memory without a plan.
+FLOOR = "jemalloc decay 0"
 
 
 def read(name):
@@ -29,7 +31,7 @@ def pytorch():
     results = read("pytorch.csv")
     for workload in dict.fromkeys(row["workload"] for row in results):
         here = [row for row in results if row["workload"] == workload]
-        rivals = [row for row in here if not row["allocator"].startswith("stepalloc/")]
+        rivals = [row for row in here if not row["allocator"].startswith("stepalloc/") and row["allocator"] != FLOOR]
         fastest = min(rivals, key=lambda row: float(row["cpu_ms_per_step"]))
         smallest = min(rivals, key=lambda row: float(row["vm_hwm_mib"]))
         for row in here:
@@ -37,6 +39,7 @@ def pytorch():
                 continue
             cpu, peak = float(row["cpu_ms_per_step"]), float(row["vm_hwm_mib"])
             notes = ["least CPU time of the rivals"] * (row is fastest) + ["lowest peak of the rivals"] * (row is smallest)
+            notes += ["returns every free page at once"] * (row["allocator"] == FLOOR)
             rows.append((
                 workload,
                 row["allocator"] + (f" ({', '.join(notes)})" if notes else ""),
@@ -54,7 +57,7 @@ def others():
     results = read("others.csv")
     for program in dict.fromkeys(row["program"] for row in results):
         here = {row["allocator"]: row for row in results if row["program"] == program}
-        rivals = [row for name, row in here.items() if not name.startswith("stepalloc/") and name != "jemalloc decay 0"]
+        rivals = [row for name, row in here.items() if not name.startswith("stepalloc/") and name != FLOOR]
         fastest = min(rivals, key=lambda row: float(row["cpu_ms_per_step"]))
         smallest = min(rivals, key=lambda row: float(row["vm_hwm_mib"]))
         for name, row in here.items():

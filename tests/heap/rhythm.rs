@@ -227,6 +227,54 @@ fn steps_of_several_lengths_at_random_find_their_slots() {
     }
 }
 
+#[test]
+fn what_begins_counts_found_steps() {
+    const FIRST: u64 = 50;
+    let name = test_name!(what_begins_counts_found_steps);
+    process::scenario(name, &[("START_STATISTIC_STEP", "50")], || {
+        let mut planned = None;
+        for number in 0..3 * FIRST {
+            step(40, &mut || 0).expect("blocks as they were");
+            if planned.is_none() && stepalloc::phase() == Phase::Planned {
+                planned = Some(number);
+            }
+        }
+        println!("figures: planned_at={planned:?}");
+        assert!(planned.is_some_and(|at| (FIRST..=FIRST + 20).contains(&at)), "{planned:?}");
+        assert!(is_served(), "{:?}", stepalloc::statistics().last_steps);
+    });
+}
+
+/// Several micro-batches to an update, and an evaluation after every hundred updates.
+#[test]
+fn rhythms_within_rhythms_are_served() {
+    const UPDATES: usize = 500;
+    let name = test_name!(rhythms_within_rhythms_are_served);
+    process::scenario(name, &[], || {
+        for number in 1..=UPDATES {
+            for _ in 0..4 {
+                step(40, &mut || 0).expect("blocks as they were");
+            }
+            let update = (0..12).map(|at| Block::new(300_000 + 20_000 * at, 64, false));
+            update
+                .collect::<Result<Vec<_>, _>>()
+                .expect("memory")
+                .into_iter()
+                .for_each(|block| block.free().expect("as it was"));
+            if number % 100 == 0 {
+                for _ in 0..3 {
+                    step(64, &mut || 0).expect("blocks as they were");
+                }
+            }
+            std::thread::sleep(STEP / 5);
+        }
+        let statistics = stepalloc::statistics();
+        println!("figures: {}", statistics.to_json());
+        assert!(is_served(), "{:?}", statistics.last_steps);
+        assert!(statistics.plans <= 6, "it settles: {statistics:?}");
+    });
+}
+
 /// Names the file of plans to the library.
 const PLAN: &str = "STEPALLOC_PLAN";
 
