@@ -163,6 +163,10 @@ impl Engine {
         }
         self.open_kept(settings);
         let waiting = matches!(self.kept, Kept::Waiting { .. }) && settings.enabled;
+        if waiting {
+            // Where a step was marked before anything was allocated, nobody has said so.
+            LISTENER.wake_after(TELLING as u64);
+        }
         let watch = if waiting { Watch::Sizes } else { Watch::Nothing };
         route::set(self.phase == Phase::Planned, watch, settings.min_bytes);
     }
