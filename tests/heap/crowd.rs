@@ -46,6 +46,26 @@ fn serve(kind: usize) {
     kept.into_iter().rev().for_each(free);
 }
 
+/// What a server's figures must be after its threads have ended, by so many steps at least.
+fn assert_is_served(steps: u64) {
+    let statistics = stepalloc::statistics();
+    let (last, most) = (statistics.last_steps, MOST.load(Relaxed));
+    println!(
+        "figures: steps={} plans={} planned_at={:?} arena={} most_alive={most} ratio={:.4} fallback={} of {} bytes",
+        statistics.steps,
+        statistics.plans,
+        statistics.planned_at_step,
+        statistics.arena_bytes,
+        statistics.arena_bytes as f64 / most as f64,
+        last.fallback_bytes,
+        last.planned_bytes + last.fallback_bytes,
+    );
+    assert_eq!((statistics.phase, statistics.arena_occupied_bytes), (Phase::Planned, 0), "{statistics:?}");
+    assert!(statistics.arena_bytes as f64 <= MOST_ARENA * most as f64, "{statistics:?}");
+    let all = last.planned_bytes + last.fallback_bytes;
+    assert!(last.count >= steps && last.planned_bytes * 100 >= all * LEAST_SERVED, "{last:?}");
+}
+
 #[test]
 fn a_server_is_served_from_one_arena() {
     let name = test_name!(a_server_is_served_from_one_arena);
@@ -61,24 +81,7 @@ fn a_server_is_served_from_one_arena() {
                 });
             }
         });
-        let statistics = stepalloc::statistics();
-        let last = statistics.last_steps;
-        let most = MOST.load(Relaxed);
-        println!(
-            "figures: steps={} plans={} planned_at={:?} arena={} most_alive={most} ratio={:.4} fallback={} of {} bytes",
-            statistics.steps,
-            statistics.plans,
-            statistics.planned_at_step,
-            statistics.arena_bytes,
-            statistics.arena_bytes as f64 / most as f64,
-            last.fallback_bytes,
-            last.planned_bytes + last.fallback_bytes,
-        );
-        assert_eq!((statistics.phase, statistics.arena_occupied_bytes), (Phase::Planned, 0));
-        assert!(statistics.arena_bytes as f64 <= MOST_ARENA * most as f64, "{statistics:?}");
-        assert!(last.count >= 100, "{last:?}");
-        let all = last.planned_bytes + last.fallback_bytes;
-        assert!(last.planned_bytes * 100 >= all * LEAST_SERVED, "{last:?}");
+        assert_is_served(100);
     });
 }
 
@@ -127,22 +130,9 @@ fn a_server_that_marks_nothing_is_served_from_one_arena() {
             });
         }
     });
+    assert_is_served(50);
     let statistics = stepalloc::statistics();
-    let (last, most) = (statistics.last_steps, MOST.load(Relaxed));
-    println!(
-        "figures: rounds={} plans={} arena={} most_alive={most} ratio={:.4} fallback={} of {} bytes",
-        statistics.steps,
-        statistics.plans,
-        statistics.arena_bytes,
-        statistics.arena_bytes as f64 / most as f64,
-        last.fallback_bytes,
-        last.planned_bytes + last.fallback_bytes,
-    );
-    assert_eq!((statistics.phase, statistics.arena_occupied_bytes), (Phase::Planned, 0), "{statistics:?}");
     assert!(statistics.at_once && !statistics.marked, "{statistics:?}");
-    assert!(statistics.arena_bytes as f64 <= MOST_ARENA * most as f64, "{statistics:?}");
-    let all = last.planned_bytes + last.fallback_bytes;
-    assert!(last.count >= 50 && last.planned_bytes * 100 >= all * LEAST_SERVED, "{last:?}");
     // One thread alone has a plan again, by and by.
     for _ in 0..3000 {
         serve(1);

@@ -34,10 +34,10 @@ const FOUND_STEPS_MOST: u64 = 3 * KINDS as u64;
 const SAME_KIND: u64 = 90;
 /// The newest allocations that must be a step's, one after the other, if it is to be known by them.
 pub(crate) const TELLING: usize = 24;
-/// A place in a step is given up looking for after comparing so many times as many allocations as it has.
-const MOST_LOOKS: usize = 16;
 /// So many of them may differ.
 const DIFFERING: usize = 2;
+/// A place in a step is given up looking for after comparing so many times as many allocations as it has.
+const MOST_LOOKS: usize = 16;
 /// Bytes by which one plan for all kinds may be higher than one for each, where blocks live on from step to step: one part
 /// in this many. Plans made for each kind alone have another place for them.
 const SHARED_COSTS: u64 = 50;
