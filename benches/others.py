@@ -9,10 +9,8 @@ have one thread each; each round runs every allocator once, each time beginning 
 benches/loops.py; the results of all allocators must be the same. Rivals and floor are those of benches/pytorch.py.
 """
 import argparse, csv, json, os, pathlib, statistics, subprocess, sys, tempfile
-from pytorch import FLOOR, FLOOR_SETTINGS, RIVALS, ROOT, TARGET
+from pytorch import OURS, RIVALS, ROOT, TARGET
 
-ALLOCATORS = {**RIVALS, FLOOR: FLOOR_SETTINGS}
-OURS = {f"stepalloc/{backend}": {"STEPALLOC_BACKEND": backend} for backend in ("glibc", "jemalloc", "mimalloc")}
 LOOPS = ROOT / "benches/loops.py"
 # Program and its steps; {models} is the folder of the models.
 PROGRAMS = {
@@ -32,7 +30,7 @@ def run(program, name, python, models):
         file = pathlib.Path(folder, "ours")
         if name in OURS:
             command = [TARGET / "stepalloc", "run", "--quiet", "--json", file, "--", *command]
-        environment = {**os.environ, "RAYON_NUM_THREADS": "1", **(ALLOCATORS.get(name) or OURS.get(name) or {})}
+        environment = {**os.environ, "RAYON_NUM_THREADS": "1", **(RIVALS.get(name) or OURS.get(name) or {})}
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         result = json.loads(done.stdout.splitlines()[-1])
         lines = file.read_text().splitlines() if file.exists() else []
@@ -45,12 +43,12 @@ def main():
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--programs", default=";".join(PROGRAMS), help="separated by semicolons")
-    parser.add_argument("--allocators", default=",".join([*ALLOCATORS, *OURS]))
+    parser.add_argument("--allocators", default=",".join([*RIVALS, *OURS]))
     arguments = parser.parse_args()
     programs, names = arguments.programs.split(";"), arguments.allocators.split(",")
-    if unknown := (set(names) - {*ALLOCATORS, *OURS}) | (set(programs) - set(PROGRAMS)):
-        sys.exit(f"unknown {sorted(unknown)}; known are {[*ALLOCATORS, *OURS]} and {list(PROGRAMS)}")
-    missing = [v["LD_PRELOAD"] for n in names if (v := ALLOCATORS.get(n)) and not os.path.exists(v.get("LD_PRELOAD", "/"))]
+    if unknown := (set(names) - {*RIVALS, *OURS}) | (set(programs) - set(PROGRAMS)):
+        sys.exit(f"unknown {sorted(unknown)}; known are {[*RIVALS, *OURS]} and {list(PROGRAMS)}")
+    missing = [v["LD_PRELOAD"] for n in names if (v := RIVALS.get(n)) and not os.path.exists(v.get("LD_PRELOAD", "/"))]
     if missing:
         sys.exit(f"not installed: {missing} (Debian: libjemalloc2 libmimalloc2.0 libtcmalloc-minimal4)")
     subprocess.run(["cargo", "build", "--quiet", "--release"], cwd=ROOT, check=True)

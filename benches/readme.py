@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Writes the tables of README.md from benches/results, between the comments that name them.
 
-    benches/pytorch.py --unmarked > benches/results/pytorch.csv
+    benches/pytorch.py > benches/results/pytorch.csv
     benches/instructions.sh > benches/results/instructions.csv
     benches/planner.py --long > benches/results/planner.csv
     benches/everyday.py > benches/results/everyday.csv
     benches/others.py > benches/results/others.csv
     benches/readme.py
 """
-import csv, pathlib, re, statistics
+import csv, math, pathlib, re, statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Returns every free page at once: no rival at its pace, but the floor of memory without a plan.
@@ -32,18 +32,20 @@ def pytorch():
     for workload in dict.fromkeys(row["workload"] for row in results):
         here = [row for row in results if row["workload"] == workload]
         rivals = [row for row in here if not row["allocator"].startswith("stepalloc/") and row["allocator"] != FLOOR]
-        fastest = min(rivals, key=lambda row: float(row["cpu_ms_per_step"]))
+        fastest = min(rivals, key=lambda row: float(row["cpu_ratio"]))
         smallest = min(rivals, key=lambda row: float(row["vm_hwm_mib"]))
         for row in here:
             if row in rivals and row not in (fastest, smallest):
                 continue
-            cpu, peak = float(row["cpu_ms_per_step"]), float(row["vm_hwm_mib"])
+            peak, errors = float(row["vm_hwm_mib"]), [float(one["cpu_ratio_error"]) for one in (row, fastest)]
+            ratio = f"{float(row['cpu_ratio']) / float(fastest['cpu_ratio']):.3f}"
+            ratio += f" ± {math.hypot(*errors):.3f}" * (row is not fastest)
             notes = ["least CPU time of the rivals"] * (row is fastest) + ["lowest peak of the rivals"] * (row is smallest)
             notes += ["returns every free page at once"] * (row["allocator"] == FLOOR)
             rows.append((
                 workload,
                 row["allocator"] + (f" ({', '.join(notes)})" if notes else ""),
-                f"{cpu:.0f} ms ({cpu / float(fastest['cpu_ms_per_step']):.3f} x)",
+                f"{float(row['cpu_ms_per_step']):.0f} ms ({ratio} x)",
                 f"{float(row['minor_faults_median']):.0f}",
                 f"{peak:.0f} MiB ({peak / float(smallest['vm_hwm_mib']):.3f} x)",
                 row["arena_to_bound"] or "-",

@@ -253,7 +253,7 @@ fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) 
         "arena_occupied_bytes": 0,
         "kept": false,
         "kinds": 0,
-        "at_once": false,
+        "gaps_only": false,
         "lower_bound_bytes": 0,
         "planned_blocks": 0,
         "blocks_beyond_limit": 0,

@@ -8,6 +8,7 @@
 //! - `model`: one thread, programs that shrink, every range of the heap compared after each allocation;
 //! - `threads`: 8 threads at once: what the arena serves, and that nothing is lost;
 //! - `crowd`: steps that run on several threads at once;
+//! - `one_size`: loops that ask for one size only;
 //! - `phases`: when collecting begins and ends;
 //! - `lifetimes`: blocks that outlive their step, double buffers, vectors that grow;
 //! - `limits`: bounded arenas, address space that runs out, forks;
@@ -19,6 +20,7 @@ mod crowd;
 mod lifetimes;
 mod limits;
 mod model;
+mod one_size;
 mod operations;
 mod phases;
 mod process;

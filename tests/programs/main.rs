@@ -7,6 +7,7 @@
 //! | `run`, `plan`, `demo` | does the command keep its contract? |
 //! | `pytorch` | are unmodified trainings planned, without another result? |
 //! | `batches` | and are they planned again when the batch size changes? |
+//! | `ranks` | and has each rank of a launcher a plan of its own? |
 //! | `unchanged` | do everyday programs behave as without it? |
 //! | `wheel` | does the Python package, built and installed, do what it says? |
 //!
@@ -21,6 +22,7 @@ mod exports;
 mod plan;
 mod process;
 mod pytorch;
+mod ranks;
 mod run;
 mod unchanged;
 mod wheel;

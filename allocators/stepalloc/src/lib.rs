@@ -65,10 +65,11 @@
 //!
 //! # Layout
 //!
-//! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and plan (by stepalloc-planner; `kept` in a file), or `crowd` where steps run at once ->
+//! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and plan (by stepalloc-planner; `kept` in a file), or `alive` where there are no slots ->
 //! `matcher` which slot -> `arena` is it free, by `cells` and `granules`; `alloc` and [`route`] the way of a request; [`backend`] what is
 //! underneath; [`os`] every system call.
 
+mod alive;
 mod alloc;
 mod arena;
 pub mod backend;

@@ -10,10 +10,9 @@
 //! that blocks all signals and ends with its work; the program goes on meanwhile, and the result is taken at a later
 //! boundary.
 
+use crate::alive::Alive;
 use crate::collector::{Collector, Needs, Proposal, with_others};
-use crate::crowd::Crowd;
 use crate::found::{Found, Start};
-use crate::kept::{self, PlanFile, Plans};
 use crate::listener::LISTENER;
 use crate::lock::{self, Lock};
 use crate::os::{self, Text};
@@ -29,10 +28,13 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use stepalloc_planner::{Effort, Rhythm, rhythm};
 
+mod gaps;
 mod idle;
+mod kept;
 mod unmarked;
 
 pub use idle::release;
+use kept::{KEPT_STEPS, Kept, write_kept_by_use};
 use unmarked::Fitting;
 pub(crate) use unmarked::{found_boundary, listen, out_of_rhythm};
 
@@ -58,8 +60,6 @@ const MISSED_STEPS: u32 = 4;
 /// Steps a new plan is given at least; doubled with every plan that did not help, so that a program without a rhythm
 /// is collected ever more rarely.
 const PATIENCE: u64 = 8;
-/// Marked steps before which nothing is collected while a program may still be recognised by the plans of a file.
-const KEPT_STEPS: u64 = 8;
 /// Steps in a row without a miss by which a plan has helped.
 const HELPED_STEPS: u32 = 8;
 /// At most so many.
@@ -102,8 +102,8 @@ enum Work {
     None,
     /// Ready for the next step.
     Here(Box<Collector>),
-    /// Ready for the next boundary of steps that run at once.
-    Crowd(Box<Crowd>),
+    /// Ready for the next round of what has an arena without slots.
+    Counting(Box<Alive>),
     /// Ready for what follows of steps that nobody marks.
     Following(Box<Found>),
     /// In a thread of its own.
@@ -122,25 +122,6 @@ enum Outcome {
     Follow(Box<Found>, u64),
     /// There is no rhythm to follow.
     Lost,
-}
-
-/// The file of plans that the environment names.
-enum Kept {
-    /// Not looked at yet.
-    Unread,
-    /// There is none.
-    None,
-    /// Plans were read; it is not known yet whether they fit.
-    Waiting {
-        file: Box<PlanFile>,
-        plans: Box<Plans>,
-        /// Allocations heard when the program was recognised first, and the kind of its step.
-        recognised: Option<(u64, usize)>,
-        /// Allocations heard after which any rhythm is looked for.
-        look: u64,
-    },
-    /// It is to be written only; with what it is to hold.
-    Written(Box<PlanFile>, Option<Box<Plans>>),
 }
 
 struct Engine {
@@ -200,9 +181,13 @@ struct Engine {
     patient_until: u64,
     /// How often steps began lately while others were running, up to twice [`CROWDED`].
     crowded: u32,
-    /// What serves is an arena without slots, for steps that run at once.
-    for_crowd: bool,
-    /// Steps of such a kind, which nobody marks, after which it is looked whether they still run at once.
+    /// What serves is an arena without slots.
+    without_slots: bool,
+    /// It is that of a loop that asks for one size.
+    of_one_size: bool,
+    /// Allocations to be heard before it is counted again what is alive of such a loop, where it was in vain.
+    count_again: u64,
+    /// Rounds of it, where no steps are marked, after which it is looked whether there is something better.
     ask_at: u64,
 }
 
@@ -276,7 +261,9 @@ impl Engine {
             patience: PATIENCE,
             patient_until: 0,
             crowded: 0,
-            for_crowd: false,
+            without_slots: false,
+            of_one_size: false,
+            count_again: 0,
             ask_at: 0,
         }
     }
@@ -291,7 +278,7 @@ impl Engine {
         if os::environment(c"STEPALLOC_JSON").is_some_and(|path| !path.is_empty()) {
             os::at_exit(write_json_file);
         }
-        if kept::name().is_some() {
+        if crate::kept::name().is_some() {
             os::at_exit(write_kept_by_use);
         }
         if let Some(signal) = settings::statistics_signal()
@@ -384,13 +371,13 @@ impl Engine {
     /// True when the program has left its plan for good.
     fn has_changed(&mut self, figures: &StepFigures) -> bool {
         let all = figures.planned.bytes + figures.fallback.bytes;
-        let (hit, percent) = if self.for_crowd {
+        let (hit, percent) = if self.without_slots {
             (figures.planned.bytes, CROWD_HIT_PERCENT)
         } else {
             (figures.planned.bytes.saturating_sub(figures.gap.bytes), HIT_PERCENT)
         };
         // What served a crowd is no plan for one thread.
-        let alone = self.for_crowd && self.marked && self.crowded == 0;
+        let alone = self.without_slots && self.marked && self.crowded == 0;
         if !alone && hit * 100 >= all * percent {
             self.missed_steps = 0;
             self.helped_steps += 1;
@@ -416,7 +403,7 @@ impl Engine {
         self.missed_steps = 0;
         self.ends.clear();
         self.work = if self.crowded >= CROWDED {
-            Work::Crowd(Box::new(Crowd::new()))
+            Work::Counting(Box::new(Alive::of_steps()))
         } else {
             Work::Here(Box::new(Collector::new()))
         };
@@ -432,7 +419,7 @@ impl Engine {
         self.ends.push(end);
         let outcome = match core::mem::replace(&mut self.work, Work::None) {
             Work::None | Work::Following(_) => return,
-            Work::Crowd(crowd) => return self.follow_crowd(crowd, end, settings),
+            Work::Counting(alive) => return self.advance_alive(alive, end, settings),
             Work::Here(_) if self.crowded >= CROWDED => {
                 // Steps have begun to run at once: what one of them needs says nothing.
                 return self.collect(settings);
@@ -480,20 +467,6 @@ impl Engine {
                     None => self.fail(),
                 }
             }
-        }
-    }
-
-    /// Goes on with counting what is alive of steps that run at once.
-    fn follow_crowd(&mut self, mut crowd: Box<Crowd>, end: u64, settings: &Settings) {
-        self.ends.clear();
-        if !crowd.boundary(&RECORDER, end, settings) {
-            self.work = Work::Crowd(crowd);
-            return;
-        }
-        RECORDER.clear();
-        match crowd.proposal(STATE.arena.is_open().then(|| STATE.arena.shift())) {
-            Some(proposal) => self.install(proposal, settings),
-            None => self.fail(),
         }
     }
 
@@ -551,79 +524,12 @@ impl Engine {
         self.helped_steps = 0;
         self.kinds = proposal.needs;
         self.kept_serves = false;
-        self.for_crowd = without_slots;
+        self.without_slots = without_slots;
         route::set(true, Watch::Nothing, settings.min_bytes);
         if let Some(backend) = route::attached() {
             (backend.planned)();
         }
         trim();
-    }
-
-    /// Puts a plan in force, and writes it to the file of plans.
-    fn install_and_keep(&mut self, proposal: Proposal, settings: &Settings) {
-        let is_kept = matches!(self.kept, Kept::Written(..));
-        let keep = is_kept.then(|| proposal.to_keep(settings.min_bytes));
-        let plans = self.plans;
-        self.install(proposal, settings);
-        if let Some(keep) = keep.filter(|_| self.plans > plans) {
-            self.write_kept(keep);
-        }
-    }
-
-    /// Looks at the file of plans, once.
-    fn open_kept(&mut self, settings: &Settings) {
-        if !matches!(self.kept, Kept::Unread) {
-            return;
-        }
-        self.kept = match PlanFile::open() {
-            None => Kept::None,
-            Some((file, plans)) => {
-                let usable = |plans: &Plans| plans.min_bytes == settings.min_bytes && !STATE.arena.is_open();
-                match plans.filter(usable) {
-                    Some(plans) => Kept::Waiting {
-                        file: Box::new(file),
-                        plans: Box::new(plans),
-                        recognised: None,
-                        look: 0,
-                    },
-                    None => Kept::Written(Box::new(file), None),
-                }
-            }
-        };
-    }
-
-    /// The kind of step by which the program was recognised, if it waits for a boundary to be served.
-    fn recognised_kind(&self) -> Option<usize> {
-        let Kept::Waiting { recognised: Some((_, kind)), .. } = self.kept else { return None };
-        (matches!(self.work, Work::None) && self.phase == Phase::Waiting).then_some(kind)
-    }
-
-    fn write_kept(&mut self, plans: Plans) {
-        if let Kept::Written(file, written) = &mut self.kept {
-            file.write(&plans);
-            *written = Some(Box::new(plans));
-        }
-    }
-
-    /// At the end: the kinds of steps that were in use last come first in the file. What a smaller process has written over
-    /// it is written again.
-    fn write_kept_by_use(&mut self) {
-        let Kept::Written(file, Some(plans)) = &mut self.kept else { return };
-        let mut order: Vec<(u64, usize)> = STATE.matcher.unused().zip(0..).collect();
-        order.sort_unstable();
-        if order.len() != plans.needs.len() {
-            return;
-        }
-        if order.is_sorted_by_key(|&(_, kind)| kind) {
-            if !file.is_as_seen() {
-                file.write(plans);
-            }
-            return;
-        }
-        let mut plans = Plans::clone(plans);
-        plans.needs = order.iter().map(|&(_, kind)| Arc::clone(&plans.needs[kind])).collect();
-        plans.offsets = order.iter().map(|&(_, kind)| plans.offsets[kind].clone()).collect();
-        self.write_kept(plans);
     }
 
     /// The kinds planned now, those that were in use last first.
@@ -691,7 +597,7 @@ impl Engine {
             arena_occupied_bytes: if STATE.arena.is_open() { STATE.arena.occupied_bytes() as u64 } else { 0 },
             kept: self.kept_serves,
             kinds: self.kinds.len() as u64,
-            at_once: self.for_crowd,
+            gaps_only: self.without_slots,
             lower_bound_bytes: self.lower_bound,
             planned_blocks: self.planned_blocks,
             blocks_beyond_limit: self.beyond_limit,
@@ -756,12 +662,6 @@ extern "C" fn after_fork() {
     // A child of a child that has not looked at it yet stays torn.
     FORKED.fetch_max(CHILD, Relaxed);
     route::stop_recording();
-}
-
-extern "C" fn write_kept_by_use() {
-    if FORKED.load(Relaxed) == 0 {
-        route::inside(|| ENGINE.with(Some(EXIT_ATTEMPTS), Engine::write_kept_by_use));
-    }
 }
 
 extern "C" fn write_json_file() {

@@ -63,8 +63,9 @@ pub struct Statistics {
     pub kept: bool,
     /// Kinds of steps planned.
     pub kinds: u64,
-    /// What serves is an arena without slots, for steps that run on several threads at once.
-    pub at_once: bool,
+    /// What serves is an arena without slots, all gaps: for steps that run on several threads at once, or for a loop that
+    /// asks for one size.
+    pub gaps_only: bool,
     /// The largest load of the collected steps in bytes: no plan that has a slot for every block is smaller.
     pub lower_bound_bytes: u64,
     /// Blocks that have a slot.
@@ -237,14 +238,14 @@ impl Statistics {
         write!(
             out,
             ", \"plans\": {}, \"failed_plans\": {}, \"arena_bytes\": {}, \"arena_occupied_bytes\": {}, \
-             \"kept\": {}, \"kinds\": {}, \"at_once\": {}, \"lower_bound_bytes\": {}, \"planned_blocks\": {}, \"blocks_beyond_limit\": {}, \"idle_releases\": {}",
+             \"kept\": {}, \"kinds\": {}, \"gaps_only\": {}, \"lower_bound_bytes\": {}, \"planned_blocks\": {}, \"blocks_beyond_limit\": {}, \"idle_releases\": {}",
             self.plans,
             self.failed_plans,
             self.arena_bytes,
             self.arena_occupied_bytes,
             self.kept,
             self.kinds,
-            self.at_once,
+            self.gaps_only,
             self.lower_bound_bytes,
             self.planned_blocks,
             self.blocks_beyond_limit,

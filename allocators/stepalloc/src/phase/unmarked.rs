@@ -9,8 +9,9 @@ use super::{
     ENGINE, EVENTS_HERE, Engine, FORKED, Kept, Outcome, PATIENCE_MAX, Phase, TORN, Work, easy_plan, plan,
     trim,
 };
+use crate::alive::Alive;
 use crate::collector::{Proposal, TELLING, with_others};
-use crate::crowd::{self, Crowd};
+use crate::crowd;
 use crate::found::{Followed, Found, Start};
 use crate::listener::LISTENER;
 use crate::matcher::Class;
@@ -57,21 +58,9 @@ const DEAF: u64 = 1 << 16;
 /// a step.
 const SETTLING: u64 = 8;
 
-/// Steps after which plans of a file are given up, where nothing was recognised or no step began.
-const KEPT_PERIODS: u64 = 16;
-/// The same counts steps as at least so long.
-const KEPT_LEAST: usize = 1024;
-/// From one look for a file's steps to the next, what was heard grows by one part in this many at least.
-const KEPT_GROWTH: u64 = 64;
-/// Allocations of a step after which it may still be served from the plans of a file.
-const BEGINNING: usize = 2 * TELLING;
 /// What is alive of a step at most must be so many times the least size that is planned: less (1 MiB) any backend keeps at
 /// hand by itself, and what steps are learned with takes as much. (Of the recorded programs the smallest has 9 MiB.)
 const LEAST_STEP: u64 = 32;
-/// Requests of steps that run at once that count as a step of theirs, where nobody says where steps begin.
-const ROUND: u32 = 256;
-/// Rounds after which it is asked whether one thread's steps are all there is now; doubled each time.
-const ROUNDS: u64 = 64;
 /// Layers that a step has at most, if they are to be told from steps.
 const LAYERS: usize = 64;
 
@@ -174,6 +163,7 @@ impl Engine {
     /// Begins to listen where nothing was heard yet, or what was heard is of another time.
     pub(super) fn listen_anew(&mut self, serving: bool, settings: &Settings) {
         LISTENER.clear();
+        self.count_again = 0;
         UNFIT.store(0, Relaxed);
         let watch = if settings.enabled && !self.marked { Watch::Sizes } else { Watch::Nothing };
         route::set(serving, watch, settings.min_bytes);
@@ -197,75 +187,6 @@ impl Engine {
         }
     }
 
-    /// Looks whether the program does what the plans of the file were made for, and serves from them then; `true` where there
-    /// is nothing else to do now.
-    ///
-    /// They serve from the beginning of a step that follows one in which the program was recognised: what lives on from a
-    /// program's first step (an optimizer's state) is not of the steps that were planned, and would keep their slots.
-    fn begin_with_kept(&mut self, settings: &Settings) -> bool {
-        self.open_kept(settings);
-        let Kept::Waiting { plans, recognised, look, .. } = &mut self.kept else { return false };
-        if !matches!(self.work, Work::None) || self.phase != Phase::Waiting {
-            return false;
-        }
-        let usable = self.marked || plans.rhythm.is_some();
-        let found = plans.find(&LISTENER.newest(plans.longest())).filter(|_| usable);
-        let heard = LISTENER.heard();
-        if let Some(place) = found {
-            let length = place.length as u64;
-            let (before, _) = *recognised.get_or_insert((heard, place.kind));
-            let begins = place.at <= BEGINNING.min(place.length / 4) && heard - before >= length / 2;
-            if begins || place.whole && heard - before >= length {
-                let running = plans.needs[place.kind].sequence[..place.at].to_vec();
-                return self.serve_kept(place.kind, &running, settings);
-            }
-            // What repeats within its steps meanwhile are layers.
-            *look = (*look).max(heard + 2 * length);
-        }
-        let in_vain = match recognised {
-            Some((before, kind)) => heard - *before > KEPT_PERIODS * plans.needs[*kind].sequence.len() as u64,
-            None => heard > KEPT_PERIODS * plans.longest().max(KEPT_LEAST) as u64,
-        };
-        if in_vain {
-            self.drop_kept();
-            return false;
-        }
-        // Ever more rarely, as long as nothing is recognised.
-        let pause = if recognised.is_some() { 0 } else { heard / KEPT_GROWTH };
-        LISTENER.wake_after(pause.max(TELLING as u64));
-        // Another rhythm may be there all the while.
-        let due = heard >= *look && !self.marked;
-        if due {
-            *look = heard + heard / 8;
-        }
-        !due
-    }
-
-    /// Puts the plans of the file in force, in the midst of a step of a kind that has asked for `running` so far; `false`
-    /// where there is no memory.
-    pub(super) fn serve_kept(&mut self, kind: usize, running: &[Class], settings: &Settings) -> bool {
-        let Kept::Waiting { file, plans, .. } = core::mem::replace(&mut self.kept, Kept::None) else {
-            return false;
-        };
-        self.kept = Kept::Written(file, Some(plans.clone()));
-        let Some(mut proposal) = plans.into_proposal() else { return false };
-        if self.marked {
-            proposal.ignore_begin();
-        }
-        let (start, before) = (proposal.found, self.plans);
-        self.steps = self.steps.max(1);
-        self.install(proposal, settings);
-        if self.plans == before {
-            return false;
-        }
-        (self.start, self.kept_serves) = (start, true);
-        STATE.matcher.resume(kind, running);
-        if !self.marked {
-            self.listen_beside();
-        }
-        true
-    }
-
     /// Gives back what the backend no longer needs, now that a plan serves.
     fn give_back(&mut self) {
         trim();
@@ -280,15 +201,19 @@ impl Engine {
             route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
             return;
         }
-        if LISTENER.is_of_one_size() {
-            return self.found_nothing(settings);
-        }
         if self.keeps_to_too_small() {
             return self.found_nothing(settings);
         }
+        let planned = self.phase == Phase::Planned;
+        let serves = planned && if self.without_slots { self.missed_steps == 0 } else { self.fits() };
+        if LISTENER.is_of_one_size() {
+            if serves || !self.counts_one_size(settings) {
+                self.found_nothing(settings);
+            }
+            return;
+        }
         let heard = LISTENER.classes(0);
         let sizes: Vec<u64> = heard.iter().map(|class| class.bytes()).collect();
-        let planned = self.phase == Phase::Planned;
         let found = rhythm::find(&sizes);
         let bytes = |rhythm: &Rhythm| sizes[sizes.len() - rhythm.period..].iter().sum::<u64>();
         if !planned && found.is_some_and(|rhythm| bytes(&rhythm) < least_bytes(settings)) {
@@ -301,9 +226,13 @@ impl Engine {
         });
         let news = found.filter(|found| !planned || self.is_news(found, &heard));
         let Some(mut rhythm) = news else {
-            let serves = planned && (self.for_crowd || self.fits());
-            if found.is_none() && !serves && crowd::is_heard(&LISTENER.classes_of_threads()) {
-                return self.listen_to_crowd(settings);
+            if found.is_none() && !serves {
+                if self.counts_one_size(settings) {
+                    return;
+                }
+                if crowd::is_heard(&LISTENER.classes_of_threads()) {
+                    return self.count_alive(Alive::of_steps(), settings);
+                }
             }
             return self.found_nothing(settings);
         };
@@ -336,71 +265,6 @@ impl Engine {
         route::set(self.phase == Phase::Planned, Watch::All, settings.min_bytes);
     }
 
-    /// Several threads repeat steps of their own, which together have no rhythm: counts what is alive of all.
-    fn listen_to_crowd(&mut self, settings: &Settings) {
-        self.drop_kept();
-        if !RECORDER.open() {
-            self.failed_plans += 1;
-            return LISTENER.wake_later();
-        }
-        RECORDER.clear();
-        RECORDER.wake_after(Some(ROUND.into()));
-        LISTENER.wake_later();
-        self.work = Work::Crowd(Box::new(Crowd::new()));
-        if self.phase == Phase::Waiting {
-            self.phase = Phase::Collecting;
-        }
-        route::set(self.phase == Phase::Planned, Watch::All, settings.min_bytes);
-    }
-
-    /// Goes on with it.
-    fn follow_heard_crowd(&mut self, mut crowd: Box<Crowd>, settings: &Settings) {
-        if !crowd.boundary(&RECORDER, RECORDER.head(), settings) {
-            self.work = Work::Crowd(crowd);
-            RECORDER.wake_after(Some(ROUND.into()));
-            return;
-        }
-        RECORDER.wake_after(None);
-        RECORDER.clear();
-        let shift = STATE.arena.is_open().then(|| STATE.arena.shift());
-        let proposal = crowd.proposal(shift).filter(|proposal| proposal.bytes() >= least_bytes(settings));
-        self.steps = self.steps.max(1);
-        let plans = self.plans;
-        if let Some(proposal) = proposal {
-            self.install(proposal, settings);
-        }
-        if self.plans == plans {
-            // Too little, or no memory; another time, perhaps.
-            self.lose(settings);
-            return LISTENER.wake_after(DEAF);
-        }
-        self.start = None;
-        self.ask_at = self.steps + ROUNDS;
-        self.listen_beside();
-        UNFIT_MOST.store(ROUND, Relaxed);
-    }
-
-    /// A round of steps that run at once is over.
-    fn crowd_boundary(&mut self, settings: &Settings) {
-        UNFIT.store(0, Relaxed);
-        let counted = self.figures(os::minor_faults(), os::now_ns());
-        self.steps += 1;
-        self.trim_at_boundary();
-        self.watch_for_idleness(settings.idle_seconds);
-        let changed = counted.is_some_and(|figures| self.has_changed(&figures));
-        if matches!(self.work, Work::None) {
-            if changed {
-                self.missed_steps = 0;
-                self.listen_to_crowd(settings);
-            } else if self.steps >= self.ask_at {
-                self.ask_at = 2 * self.steps;
-                self.listen_again(settings);
-                UNFIT_MOST.store(ROUND, Relaxed);
-            }
-        }
-        (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
-    }
-
     /// Whether the program is still in a rhythm that was found to be too small, which is told by little of what was heard.
     fn keeps_to_too_small(&mut self) -> bool {
         self.too_small = self.too_small.filter(|rhythm| {
@@ -408,15 +272,6 @@ impl Engine {
             rhythm.holds(&newest.iter().map(|class| class.bytes()).collect::<Vec<u64>>())
         });
         self.too_small.is_some()
-    }
-
-    /// The plans of the file do not fit.
-    pub(super) fn drop_kept(&mut self) {
-        if let Kept::Waiting { .. } = self.kept
-            && let Kept::Waiting { file, .. } = core::mem::replace(&mut self.kept, Kept::None)
-        {
-            self.kept = Kept::Written(file, None);
-        }
     }
 
     /// Goes on listening, or gives it up where a plan serves for long enough.
@@ -477,7 +332,7 @@ impl Engine {
         let end = RECORDER.head();
         let outcome = match core::mem::replace(&mut self.work, Work::None) {
             Work::None | Work::Here(_) => return,
-            Work::Crowd(crowd) => return self.follow_heard_crowd(crowd, settings),
+            Work::Counting(alive) => return self.follow_alive(alive, settings),
             Work::Beside(thread) if !thread.is_finished() => {
                 self.work = Work::Beside(thread);
                 return self.come_back_soon();
@@ -540,7 +395,7 @@ impl Engine {
     }
 
     /// There is no rhythm after all, or nothing in it to plan.
-    fn lose(&mut self, settings: &Settings) {
+    pub(super) fn lose(&mut self, settings: &Settings) {
         RECORDER.wake_after(None);
         RECORDER.clear();
         if self.phase == Phase::Collecting {
@@ -567,7 +422,7 @@ impl Engine {
     }
 
     /// Goes on listening beside a plan that has come into force just now.
-    fn listen_beside(&mut self) {
+    pub(super) fn listen_beside(&mut self) {
         let heard = LISTENER.heard().max(4 * self.start.map_or(0, |start| start.rhythm.period as u64));
         // What the plan before missed is not this one's.
         let _ = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
@@ -626,8 +481,8 @@ impl Engine {
     /// No boundary came, and more than a step's requests found no slot: the program does something else.
     fn out_of_rhythm(&mut self) {
         let settings = self.settings();
-        if self.for_crowd && !self.marked && self.phase == Phase::Planned {
-            return self.crowd_boundary(&settings);
+        if self.without_slots && !self.marked && self.phase == Phase::Planned {
+            return self.end_round(&settings);
         }
         UNFIT.store(0, Relaxed);
         if self.marked || self.phase != Phase::Planned || !matches!(self.work, Work::None) {
@@ -642,7 +497,7 @@ impl Engine {
     }
 
     /// Looks for a better rhythm than that of the plan, which serves until then.
-    fn listen_again(&mut self, settings: &Settings) {
+    pub(super) fn listen_again(&mut self, settings: &Settings) {
         (self.horizon, self.settling) = (DEAF, DEAF);
         self.fitting = Fitting::new();
         self.be_patient();
@@ -659,7 +514,7 @@ impl Engine {
 }
 
 /// The least bytes of an arena for steps that nobody marks.
-fn least_bytes(settings: &Settings) -> u64 {
+pub(super) fn least_bytes(settings: &Settings) -> u64 {
     LEAST_STEP * settings.min_bytes as u64
 }
 
