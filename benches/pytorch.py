@@ -11,7 +11,9 @@ are Debian's libraries (libjemalloc2, libmimalloc2.0, libtcmalloc-minimal4) and 
 In a run the processes of all allocators are there at once and take turns, a step each, beginning with another one each
 time: what a machine is slower at one time than at another all of them feel alike. CPU time is the process's, all threads.
 In each turn it is divided by the median of the turn; the ratio of two allocators is that of their medians over the newest
-half of the turns of all runs, and its standard error that of a median of such a spread. An allocator that gives memory back after some time
+half of the turns of all runs, and its standard error that of a median of such a spread. The best rival is chosen by one half
+of these turns and compared in the other, and the other way round: the least of six that differ by chance is less than any is.
+An allocator that gives memory back after some time
 (jemalloc, mimalloc) does so after fewer of its steps than it would alone: their variants that do not are there as well.
 
 OpenBLAS's threads are told to sleep while they wait (OPENBLAS_THREAD_TIMEOUT=4), as the script tells OpenMP's: where they
@@ -133,11 +135,22 @@ class Runs:
                                            for key in ("minor_faults_median", "vm_rss_mib", "vm_hwm_mib"))
         self.faults_max = max(run.result["minor_faults_max"] for run in runs)
         self.cpu_ms = statistics.median(ms for run in runs for ms in run.cpu_ms)
-        ratios = [ratio for run in runs for ratio in run.ratios]
-        quartiles = statistics.quantiles(ratios, n=4)
+        self.ratios = [ratio for run in runs for ratio in run.ratios]
+        quartiles = statistics.quantiles(self.ratios, n=4)
         self.ratio = quartiles[1]
         # Of a median, from the distance of the quartiles, as for a normal distribution.
-        self.error = 1.2533 * (quartiles[2] - quartiles[0]) / 1.349 / len(ratios) ** 0.5
+        self.error = 1.2533 * (quartiles[2] - quartiles[0]) / 1.349 / len(self.ratios) ** 0.5
+
+    def to_best(self, rivals):
+        """CPU time in multiples of the best rival's, and the standard error."""
+        halves = slice(0, None, 2), slice(1, None, 2)
+        median = lambda one, half: statistics.median(one.ratios[half])
+        ratio, error = 1, 0
+        for chosen, compared in (halves, halves[::-1]):
+            best = min(rivals, key=lambda rival: median(rival, chosen))
+            ratio *= median(self, compared) / median(best, compared)
+            error += math.hypot(self.error, best.error) / 2
+        return ratio**0.5, error
 
     def of_ours(self, figure):
         """The largest."""
@@ -164,7 +177,8 @@ def main():
         sys.exit(f"not installed: {missing} (Debian: libjemalloc2 libmimalloc2.0 libtcmalloc-minimal4)")
     subprocess.run(["cargo", "build", "--quiet", "--release"], cwd=ROOT, check=True)
     out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow(["workload", "allocator", "runs", "cpu_ms_per_step", "cpu_ratio", "cpu_ratio_error", "minor_faults_median",
+    out.writerow(["workload", "allocator", "runs", "cpu_ms_per_step", "cpu_ratio", "cpu_ratio_error", "cpu_to_best",
+                  "cpu_to_best_error", "minor_faults_median",
                   "minor_faults_max", "vm_rss_mib", "vm_hwm_mib", "arena_mib", "arena_to_bound", "fallback_percent",
                   "loss"])
     failed = False
@@ -173,25 +187,25 @@ def main():
     for workload in arguments.workloads.split(","):
         runs = [train(workload, arguments.steps, names, arguments.mark) for _ in range(arguments.runs)]
         results = [Runs(of_one) for of_one in zip(*runs)]
+        rivals = [t for t in results if t.name in RIVALS and t.name != FLOOR]
         for t in results:
             ours = ["", "", ""]
+            best = [f"{figure:.4f}" for figure in t.to_best(rivals)] if t.ours and rivals else ["", ""]
             if t.ours:
                 ours = [f"{t.of_ours(lambda ours: ours['arena_bytes']) / 2**20:.1f}", f"{t.of_ours(arena_to_bound):.4f}",
                         f"{t.of_ours(fallback_percent):.3f}"]
-            out.writerow([workload, t.name, arguments.runs, f"{t.cpu_ms:.1f}", f"{t.ratio:.4f}", f"{t.error:.4f}", t.faults,
+            out.writerow([workload, t.name, arguments.runs, f"{t.cpu_ms:.1f}", f"{t.ratio:.4f}", f"{t.error:.4f}", *best, t.faults,
                           t.faults_max, t.rss, t.hwm, *ours, " ".join(sorted(t.losses))])
         sys.stdout.flush()
-        rivals = [t for t in results if t.name in RIVALS and t.name != FLOOR]
         floor = [t.hwm for t in results if t.name == FLOOR]
         varying = workload in VARYING and not arguments.mark
         most_faults, most_fallback = (8, 5) if varying else (0, 0.1 if arguments.mark else 1)
         equal = len(set().union(*(t.losses for t in results if t.name == "glibc" or t.ours))) == 1
         for t in (t for t in results if t.ours and rivals):
-            fastest = min(rivals, key=lambda rival: rival.ratio)
-            cpu, hwm = t.ratio / fastest.ratio, t.hwm / min(rival.hwm for rival in rivals)
+            (cpu, error), hwm = t.to_best(rivals), t.hwm / min(rival.hwm for rival in rivals)
             arena, fallback = t.of_ours(arena_to_bound), t.of_ours(fallback_percent)
             figures = {
-                f"CPU time {cpu:.3f} x the best rival's (standard error {math.hypot(t.error, fastest.error):.3f})": cpu <= 1.02,
+                f"CPU time {cpu:.3f} x the best rival's (standard error {error:.3f})": cpu <= 1.02,
                 f"VmHWM {hwm:.3f} x the best rival's": hwm <= (1.01 if arguments.mark else 1),
                 f"arena {arena:.4f} x its bound": arena <= 1.02,
                 f"fall-back {fallback:.2f} % (at most {most_fallback})": fallback <= most_fallback,

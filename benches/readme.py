@@ -8,7 +8,7 @@
     benches/others.py > benches/results/others.csv
     benches/readme.py
 """
-import csv, math, pathlib, re, statistics
+import csv, pathlib, re, statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Returns every free page at once: no rival at its pace, but the floor of memory without a plan.
@@ -37,9 +37,10 @@ def pytorch():
         for row in here:
             if row in rivals and row not in (fastest, smallest):
                 continue
-            peak, errors = float(row["vm_hwm_mib"]), [float(one["cpu_ratio_error"]) for one in (row, fastest)]
+            peak = float(row["vm_hwm_mib"])
             ratio = f"{float(row['cpu_ratio']) / float(fastest['cpu_ratio']):.3f}"
-            ratio += f" ± {math.hypot(*errors):.3f}" * (row is not fastest)
+            if row["cpu_to_best"]:
+                ratio = f"{float(row['cpu_to_best']):.3f} ± {float(row['cpu_to_best_error']):.3f}"
             notes = ["least CPU time of the rivals"] * (row is fastest) + ["lowest peak of the rivals"] * (row is smallest)
             notes += ["returns every free page at once"] * (row["allocator"] == FLOOR)
             rows.append((
