@@ -23,6 +23,8 @@ const GROWTH: u64 = 8;
 /// Bits of an entry that are the class's: sizes of 256 TiB and more are never told. Those above tell threads apart.
 const CLASS_BITS: u32 = 48;
 const CLASS_MASK: u64 = (1 << CLASS_BITS) - 1;
+/// Allocations of one size, one after the other, after which it counts as the only one.
+const ROW: u64 = 512;
 /// When the ring is full, the time to the next look doubles, up to this many allocations.
 const RAREST: u64 = 1 << 22;
 
@@ -132,11 +134,11 @@ impl Listener {
             .collect()
     }
 
-    /// Whether the newest quarter of what was told is of one size, as of buffers for one file after another. Looks no
-    /// further than to the newest that differs.
+    /// Whether the newest quarter of what was told, or so many as [`ROW`] says, is of one size, as of buffers for one file after
+    /// another. Looks no further than to the newest that differs.
     pub(crate) fn is_of_one_size(&self) -> bool {
         let told = self.told(0);
-        let quarter = told.end - (told.end - told.start) / 4..told.end;
+        let quarter = told.end - ((told.end - told.start) / 4).min(ROW)..told.end;
         let mut sizes = quarter.rev().map(|index| self.entry(index) & CLASS_MASK);
         let newest = sizes.next();
         sizes.all(|size| Some(size) == newest)

@@ -35,16 +35,20 @@ impl Engine {
     /// Where no rhythm is heard, but a loop that asks for one size, and that a large one, counts what is alive; `false` where
     /// there is none.
     pub(super) fn counts_one_size(&mut self, settings: &Settings) -> bool {
-        let newest = LISTENER.newest(LOOP);
-        let waits = LISTENER.heard() < self.count_again || matches!(self.kept, Kept::Waiting { .. });
-        if newest.len() < LOOP || waits {
+        let heard = LISTENER.heard();
+        if heard < self.count_again.max(LOOP as u64) || matches!(self.kept, Kept::Waiting { .. }) {
             return false;
         }
-        let least = LARGE * settings.min_bytes as u64;
-        let times = |size: Class| newest.iter().filter(|class| **class == size).count();
-        let is_loop = |size: &&Class| size.bytes() >= least && times(**size) * 100 >= LOOP * ONE_SIZE_PERCENT;
         // What most are of is among any few.
-        let Some(&size) = newest[..FEW].iter().find(is_loop) else { return false };
+        let mut few = LISTENER.newest(FEW);
+        few.retain(|size| size.bytes() >= LARGE * settings.min_bytes as u64);
+        if few.is_empty() {
+            return false;
+        }
+        let newest = LISTENER.newest(LOOP);
+        let times = |size: Class| newest.iter().filter(|class| **class == size).count();
+        let is_loop = |size: &&Class| times(**size) * 100 >= LOOP * ONE_SIZE_PERCENT;
+        let Some(&size) = few.iter().find(is_loop) else { return false };
         self.count_alive(Alive::of_one_size(size), settings);
         true
     }
