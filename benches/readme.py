@@ -9,10 +9,9 @@
     benches/readme.py
 """
 import csv, pathlib, re, statistics
+from pytorch import FLOOR
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Returns every free page at once: no rival at its pace, but the floor of memory without a plan.
-FLOOR = "jemalloc decay 0"
 
 
 def read(name):

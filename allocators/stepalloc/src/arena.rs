@@ -208,6 +208,11 @@ impl Arena {
         unsafe { self.cells.load(Acquire).as_ref() }
     }
 
+    /// log2 of the granule's bytes, once a range is reserved: it stays.
+    pub(crate) fn fixed_shift(&self) -> Option<u32> {
+        self.is_open().then(|| self.shift())
+    }
+
     /// log2 of the granule's bytes.
     #[inline]
     pub(crate) fn shift(&self) -> u32 {

@@ -639,7 +639,7 @@ fn easy_plan(needs: &[Arc<Needs>]) -> Option<Box<Proposal>> {
 }
 
 fn plan(needs: Vec<Arc<Needs>>, effort: Effort) -> Option<Box<Proposal>> {
-    let shift = STATE.arena.is_open().then(|| STATE.arena.shift());
+    let shift = STATE.arena.fixed_shift();
     let quick = Proposal::of(needs, Effort::Quick, shift)?;
     // While a better one is looked for, the backend serves.
     let over = quick.bytes().saturating_sub(quick.lower_bound);

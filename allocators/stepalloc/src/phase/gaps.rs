@@ -3,7 +3,7 @@
 //! Where nobody marks steps there are rounds in their place: so many requests, while what is [alive](crate::alive) is
 //! counted, and while the arena serves.
 
-use super::unmarked::least_bytes;
+use super::unmarked::{DEAF, least_bytes};
 use super::{Engine, Kept, Phase, Work};
 use crate::alive::{Alive, Counted};
 use crate::listener::LISTENER;
@@ -28,8 +28,6 @@ const ONE_SIZE_PERCENT: usize = 90;
 const FEW: usize = 16;
 /// Its size is so many times the least that is planned (128 KiB): for less, backends keep memory at hand themselves.
 const LARGE: u64 = 4;
-/// Allocations after which it is looked again, where no arena came of it.
-const ANOTHER_TIME: u64 = 1 << 16;
 
 impl Engine {
     /// Where no rhythm is heard, but a loop that asks for one size, and that a large one, counts what is alive; `false` where
@@ -83,8 +81,9 @@ impl Engine {
         if let Counted::NoLoop = counted {
             return self.count_ever_more_rarely(settings);
         }
-        let shift = STATE.arena.is_open().then(|| STATE.arena.shift());
-        let proposal = alive.proposal(shift).filter(|proposal| proposal.bytes() >= least_bytes(settings));
+        let proposal = alive
+            .proposal(STATE.arena.fixed_shift())
+            .filter(|proposal| proposal.bytes() >= least_bytes(settings));
         if proposal.is_none() && alive.is_of_one_size() {
             return self.count_ever_more_rarely(settings);
         }
@@ -96,7 +95,7 @@ impl Engine {
         if self.plans == plans {
             // Too little, or no memory; another time, perhaps.
             self.lose(settings);
-            return LISTENER.wake_after(ANOTHER_TIME);
+            return LISTENER.wake_after(DEAF);
         }
         self.start = None;
         self.of_one_size = alive.is_of_one_size();
@@ -140,7 +139,7 @@ impl Engine {
             return;
         }
         RECORDER.clear();
-        match alive.proposal(STATE.arena.is_open().then(|| STATE.arena.shift())) {
+        match alive.proposal(STATE.arena.fixed_shift()) {
             Some(proposal) => self.install(proposal, settings),
             None => self.fail(),
         }

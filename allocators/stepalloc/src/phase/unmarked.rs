@@ -52,8 +52,9 @@ const MISFIT_SETTLING: u64 = 5;
 const FITTING_STEPS: u32 = 4;
 /// Steps after which those before count half.
 const FADING_STEPS: u32 = 32;
-/// Allocations heard while a plan serves after which a better rhythm is given up looking for.
-const DEAF: u64 = 1 << 16;
+/// Allocations heard while a plan serves after which a better rhythm is given up looking for; and until it is looked again,
+/// where there was no memory for a plan.
+pub(super) const DEAF: u64 = 1 << 16;
 /// The same for the first plan of a rhythm, in parts of what was heard before: what was planned first may be the layers of
 /// a step.
 const SETTLING: u64 = 8;
