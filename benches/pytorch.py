@@ -46,7 +46,8 @@ RIVALS = {
     },
 }
 OURS = {f"stepalloc/{backend}": {"STEPALLOC_BACKEND": backend} for backend in ("glibc", "jemalloc", "mimalloc")}
-HUGE = {"stepalloc/glibc huge pages": {"STEPALLOC_BACKEND": "glibc", "STEPALLOC_HUGEPAGES": "1"}}
+HUGE = {f"stepalloc/glibc {name}": {"STEPALLOC_BACKEND": "glibc", "STEPALLOC_HUGEPAGES": setting}
+        for name, setting in (("no huge pages", "0"), ("huge pages", "1"))}
 WORKLOADS = "recommender,mlp,transformer,convnet,varlen"
 # Those in which what a step asks for is not always the same.
 VARYING = ("varlen", "recommender")
@@ -162,7 +163,7 @@ def main():
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--workloads", default=WORKLOADS)
-    parser.add_argument("--allocators", help=f"of {', '.join([*RIVALS, *OURS, *HUGE])}; all but the last by default")
+    parser.add_argument("--allocators", help=f"of {', '.join([*RIVALS, *OURS, *HUGE])}; all but the last two by default")
     parser.add_argument("--mark", action="store_true")
     arguments = parser.parse_args()
     if arguments.runs < 1 or arguments.steps < 4:

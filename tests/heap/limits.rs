@@ -126,6 +126,95 @@ fn a_populated_arena_has_no_faults_in_its_first_step() {
     });
 }
 
+/// KiB of the mapping that holds an address: resident, and of those in huge pages.
+fn resident(address: usize) -> (u64, u64) {
+    let maps = std::fs::read_to_string("/proc/self/smaps").expect("of this process");
+    let (mut within, mut figures) = (false, (0, 0));
+    for line in maps.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().expect("a line has words");
+        if let Some((start, end)) = first.split_once('-') {
+            let [start, end] = [start, end].map(|hex| usize::from_str_radix(hex, 16).expect("an address"));
+            within = (start..end).contains(&address);
+        } else if within && matches!(first, "Rss:" | "AnonHugePages:") {
+            let figure = words.next().and_then(|figure| figure.parse().ok()).expect("a figure");
+            *(if first == "Rss:" { &mut figures.0 } else { &mut figures.1 }) = figure;
+        }
+    }
+    figures
+}
+
+/// Whether this system unites pages when asked to.
+fn unites_pages() -> bool {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let bytes = 4 * MIB;
+    // SAFETY: a mapping of our own, all of which is written, and that is undone.
+    let united = unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let start = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        assert_ne!(start, libc::MAP_FAILED);
+        start.cast::<u8>().write_bytes(1, bytes);
+        let united = libc::madvise(start, bytes, libc::MADV_COLLAPSE) == 0;
+        libc::munmap(start, bytes);
+        united
+    };
+    united && !enabled.contains("[never]")
+}
+
+/// Steps over some seconds with blocks that are filled and one that is hardly touched; the arena's memory before and after.
+fn filled_and_hardly_touched() -> [(u64, u64); 2] {
+    let layout = Layout::from_size_align(16 * MIB, 64).expect("a layout");
+    let step = || {
+        stepalloc::boundary();
+        let filled: Vec<_> = (0..4).map(|_| block(4 * MIB)).collect();
+        let serves = stepalloc::phase() == Phase::Planned;
+        assert!(filled.iter().all(|block| block.is_in_arena() == serves));
+        // SAFETY: a block of its size, freed once.
+        let memory = unsafe {
+            let hardly = alloc(layout);
+            hardly.write_volatile(1);
+            let memory = resident(hardly.addr());
+            dealloc(hardly, layout);
+            memory
+        };
+        filled.into_iter().try_for_each(Block::free).expect("as it was");
+        memory
+    };
+    while stepalloc::phase() != Phase::Planned {
+        step();
+    }
+    let before = step();
+    let started = std::time::Instant::now();
+    let mut after = before;
+    while started.elapsed().as_secs() < 5 {
+        after = step();
+    }
+    assert_eq!(stepalloc::statistics().idle_releases, 0);
+    [before, after]
+}
+
+#[test]
+fn huge_pages_come_where_the_memory_is_there_and_take_no_more() {
+    let name = test_name!(huge_pages_come_where_the_memory_is_there_and_take_no_more);
+    scenario(name, &STEPS, || {
+        let [before, after] = filled_and_hardly_touched();
+        assert!((16 << 10..20 << 10).contains(&before.0) && before.1 == 0, "{before:?}");
+        assert_eq!(after.0, before.0);
+        // But for the ends of what is filled.
+        let huge = if unites_pages() { 12 << 10..=16 << 10 } else { 0..=0 };
+        assert!(huge.contains(&after.1), "{after:?} KiB");
+    });
+}
+
+#[test]
+fn no_huge_pages_come_where_they_are_not_wanted() {
+    let settings: Vec<_> = STEPS.into_iter().chain([("STEPALLOC_HUGEPAGES", "0")]).collect();
+    scenario(test_name!(no_huge_pages_come_where_they_are_not_wanted), &settings, || {
+        let [_, after] = filled_and_hardly_touched();
+        assert_eq!(after.1, 0);
+    });
+}
+
 #[test]
 fn an_arena_bound_of_nothing_leaves_everything_to_the_backend() {
     let settings: Vec<_> = STEPS.into_iter().chain([("STEPALLOC_MAX_ARENA", "0")]).collect();

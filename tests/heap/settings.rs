@@ -3,7 +3,7 @@
 use crate::process::{self, Said, scenario};
 use crate::shadow::Block;
 use crate::test_name;
-use stepalloc::Settings;
+use stepalloc::{HugePages, Settings};
 
 /// A variable, values that are none for it, and the default as its line must name it.
 const BAD: [(&str, &[&str], &str); 11] = [
@@ -17,7 +17,7 @@ const BAD: [(&str, &[&str], &str); 11] = [
     ("MAX_STATISTIC_STEP", &["", "1e3"], "100"),
     ("STEPALLOC_MIN_BYTES", &["32k", "1023"], "32768"),
     ("STEPALLOC_MAX_ARENA", &["-5", "1GiB"], "no limit"),
-    ("STEPALLOC_HUGEPAGES", &["true", "-1"], "0"),
+    ("STEPALLOC_HUGEPAGES", &["true", "-1"], "where all of the memory is there anyway"),
     ("STEPALLOC_POPULATE", &["2"], "0"),
     ("STEPALLOC_IDLE", &["1.5", "10s"], "10"),
     ("STEPALLOC_STATS_SIGNAL", &["USR3", "", "SIGKILL", "10"], "no signal"),
@@ -126,7 +126,7 @@ fn good_settings_are_used_and_cost_no_line() {
             max_steps: u64::MAX,
             min_bytes: 4096,
             max_arena: 1 << 20,
-            huge_pages: true,
+            huge_pages: HugePages::Always,
             populate: true,
             idle_seconds: 60,
         };

@@ -301,7 +301,7 @@ unsafe extern "C" fn mimalloc_realloc(block: *mut c_void, size: usize) -> *mut c
 
 unsafe extern "C" fn mimalloc_memalign(align: usize, size: usize) -> *mut c_void {
     // SAFETY: as above; the caller checked the alignment.
-    unsafe { or_enomem(libmimalloc_sys::mi_malloc_aligned(size, align)).cast() }
+    unsafe { or_enomem(Mimalloc::allocate(size, align).cast()).cast() }
 }
 
 // glibc's free keeps errno itself. jemalloc's and mimalloc's may return pages to the system, which can be refused (for a

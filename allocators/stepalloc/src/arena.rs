@@ -160,6 +160,16 @@ impl Arena {
         os::populate(self.base.load(Relaxed) as *mut u8, bytes.min(self.committed.load(Relaxed)));
     }
 
+    /// Bytes made readable and writable so far.
+    pub(crate) fn committed(&self) -> usize {
+        self.committed.load(Relaxed)
+    }
+
+    /// Puts huge pages where all of the memory is there anyway.
+    pub(crate) fn unite_pages(&self) {
+        os::unite_pages(self.base.load(Relaxed) as *mut u8, self.committed());
+    }
+
     /// Gives pages back to the system in which no block lives; they come again when they are touched. Returns their bytes; 0
     /// where another thread has the lock for too long.
     pub(crate) fn give_back(&self) -> usize {

@@ -99,7 +99,7 @@ pub use backend::{Jemalloc, JemallocTuning};
 #[cfg(feature = "mimalloc")]
 pub use backend::{Mimalloc, MimallocOption};
 pub use phase::{boundary, initialise, phase, release, statistics};
-pub use settings::Settings;
+pub use settings::{HugePages, Settings};
 pub use statistics::{LastSteps, Phase, Statistics};
 pub use step::{Part, SharedStep, Step, step};
 

@@ -84,6 +84,41 @@ pub(crate) fn advise_huge(start: *mut u8, bytes: usize) {
     unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
 }
 
+/// Puts a huge page behind each [`BASE_ALIGN`] of a range that has all of its memory already, so that it takes no more; the
+/// range begins at a multiple of that. A kernel that cannot (before Linux 6.1), or that is told never to, changes nothing.
+pub(crate) fn unite_pages(start: *mut u8, bytes: usize) {
+    let mut told = [0; 64];
+    if read_file(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut told).ends_with(b"[never]\n") {
+        return;
+    }
+    let unite = |from: usize, to: usize| {
+        if from < to {
+            // SAFETY: advice on our own mapping that changes no content.
+            unsafe { libc::madvise(start.wrapping_add(from).cast(), to - from, libc::MADV_COLLAPSE) };
+        }
+    };
+    // What is together is united together, as each call is a burden to all processors.
+    let mut from = 0;
+    let end = bytes & !(BASE_ALIGN - 1);
+    for at in (0..end).step_by(BASE_ALIGN) {
+        if !is_resident(start.wrapping_add(at)) {
+            unite(from, at);
+            from = at + BASE_ALIGN;
+        }
+    }
+    unite(from, end);
+}
+
+/// True where [`BASE_ALIGN`] bytes from `start` on have all of their memory.
+fn is_resident(start: *mut u8) -> bool {
+    // A byte for each page, of which there are fewer where pages are larger.
+    const PAGES: usize = BASE_ALIGN / (4 << 10);
+    let mut resident = [1u8; PAGES];
+    // SAFETY: the kernel writes no more bytes than there are pages.
+    let told = unsafe { libc::mincore(start.cast(), BASE_ALIGN, resident.as_mut_ptr()) };
+    told == 0 && resident.iter().all(|page| page & 1 != 0)
+}
+
 /// Gives a range memory at once; a kernel that cannot (before Linux 5.14) changes nothing.
 pub(crate) fn populate(start: *mut u8, bytes: usize) {
     // SAFETY: advice on our own mapping that changes no content.

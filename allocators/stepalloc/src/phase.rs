@@ -18,7 +18,7 @@ use crate::lock::{self, Lock};
 use crate::os::{self, Text};
 use crate::recorder::RECORDER;
 use crate::route::{self, MISSES, STATE, Watch};
-use crate::settings::{self, Settings};
+use crate::settings::{self, HugePages, Settings};
 use crate::statistics::{Count, History, JSON_BYTES, LastSteps, Phase, Statistics, StepFigures};
 use crate::step;
 use core::cell::UnsafeCell;
@@ -29,14 +29,14 @@ use std::thread::{self, JoinHandle};
 use stepalloc_planner::{Effort, Rhythm, rhythm};
 
 mod gaps;
-mod idle;
 mod kept;
 mod unmarked;
+mod watch;
 
-pub use idle::release;
 use kept::{KEPT_STEPS, Kept, write_kept_by_use};
 use unmarked::Fitting;
 pub(crate) use unmarked::{found_boundary, listen, out_of_rhythm};
+pub use watch::release;
 
 /// Events merged in the thread of the step: about 2 ms. A step of 10,000 blocks has twice as many events.
 const EVENTS_HERE: u64 = 20_000;
@@ -327,7 +327,7 @@ impl Engine {
         if self.planned_at_step != Some(self.running()) {
             self.trim_at_boundary();
         }
-        self.watch_for_idleness(settings.idle_seconds);
+        self.watch_from_beside(&settings);
         STATE.matcher.next_step();
         // What was done here is not the next step's.
         (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
@@ -502,7 +502,7 @@ impl Engine {
             return;
         }
         proposal.limit(wanted.min(STATE.arena.reserved()));
-        let granted = STATE.arena.commit(proposal.bytes() as usize, settings.huge_pages);
+        let granted = STATE.arena.commit(proposal.bytes() as usize, settings.huge_pages == HugePages::Always);
         proposal.limit(granted);
         if settings.populate {
             STATE.arena.populate(proposal.bytes() as usize);
@@ -567,7 +567,7 @@ impl Engine {
         self.rank = os::rank();
         // The file is the parent's, which has more to plan.
         self.kept = Kept::None;
-        idle::forget_thread();
+        watch::forget_thread();
         if serving {
             self.phase = Phase::Planned;
             self.planned_at_step = Some(0);
@@ -601,7 +601,7 @@ impl Engine {
             lower_bound_bytes: self.lower_bound,
             planned_blocks: self.planned_blocks,
             blocks_beyond_limit: self.beyond_limit,
-            idle_releases: idle::releases(),
+            idle_releases: watch::releases(),
             last_steps,
             vm_rss_bytes,
             vm_hwm_bytes,

@@ -23,13 +23,25 @@ pub struct Settings {
     pub min_bytes: usize,
     /// `STEPALLOC_MAX_ARENA`: the arena never grows beyond this many bytes.
     pub max_arena: usize,
-    /// `STEPALLOC_HUGEPAGES`: ask for huge pages behind the arena.
-    pub huge_pages: bool,
+    /// `STEPALLOC_HUGEPAGES`: where there are huge pages behind the arena.
+    pub huge_pages: HugePages,
     /// `STEPALLOC_POPULATE`: the arena's pages are there as soon as it is planned, and not when they are first touched.
     pub populate: bool,
     /// `STEPALLOC_IDLE`: seconds without a request of planned size after which the arena's pages go back to the system; 0:
     /// never.
     pub idle_seconds: u64,
+}
+
+/// Where huge pages are put behind the arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HugePages {
+    /// Nowhere: 0.
+    Never,
+    /// Where all of the memory is there anyway, so that they take no more: unset. It is looked for by the thread that looks
+    /// for idleness too.
+    WhereResident,
+    /// Everywhere, from the beginning: 1.
+    Always,
 }
 
 impl Settings {
@@ -41,7 +53,7 @@ impl Settings {
         max_steps: 100,
         min_bytes: 32 << 10,
         max_arena: usize::MAX,
-        huge_pages: false,
+        huge_pages: HugePages::WhereResident,
         populate: false,
         idle_seconds: 10,
     };
@@ -56,7 +68,17 @@ impl Settings {
             max_steps: number(c"MAX_STATISTIC_STEP", 0, default.max_steps),
             min_bytes: number(c"STEPALLOC_MIN_BYTES", LEAST_MIN_BYTES, default.min_bytes as u64) as usize,
             max_arena: number(c"STEPALLOC_MAX_ARENA", 0, default.max_arena as u64) as usize,
-            huge_pages: switch(c"STEPALLOC_HUGEPAGES", default.huge_pages),
+            huge_pages: read(
+                c"STEPALLOC_HUGEPAGES",
+                "0 or 1",
+                default.huge_pages,
+                "where all of the memory is there anyway",
+                |value| match value {
+                    b"0" => Some(HugePages::Never),
+                    b"1" => Some(HugePages::Always),
+                    _ => None,
+                },
+            ),
             populate: switch(c"STEPALLOC_POPULATE", default.populate),
             idle_seconds: number(c"STEPALLOC_IDLE", 0, default.idle_seconds),
         }

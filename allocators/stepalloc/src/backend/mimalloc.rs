@@ -1,6 +1,7 @@
 //! mimalloc, built from source without its override of malloc.
 
 use super::{Backend, NATURAL_ALIGN, PLANNED_DECAY_MS};
+use core::ffi::c_void;
 use libmimalloc_sys as ffi;
 
 /// The backend `mimalloc`. Its tuning by environment (`MIMALLOC_*`) works as ever.
@@ -49,6 +50,38 @@ fn natural(size: usize, align: usize) -> bool {
     align <= NATURAL_ALIGN && align <= size
 }
 
+/// mimalloc hands out blocks larger than this from the beginning of a slice, whose size is the most they can be aligned by
+/// that. (`MI_MEDIUM_OBJ_SIZE_MAX` and `MI_SEGMENT_SLICE_SIZE` of version 2.)
+const SLICE: usize = 64 << 10;
+
+/// A block of at least `size` bytes at `align`, from `plain` where its address is right: asked for an alignment, mimalloc adds
+/// it to the size, and a block of 1 MiB and 64 bytes has 1.5 MiB to itself.
+///
+/// # Safety
+/// Each returns a block for `mi_free`, or null, and the second one at `align`.
+#[inline(always)]
+unsafe fn aligned(
+    size: usize,
+    align: usize,
+    plain: unsafe extern "C" fn(usize) -> *mut c_void,
+    aligned: unsafe extern "C" fn(usize, usize) -> *mut c_void,
+) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if natural(size, align) {
+            return plain(size).cast();
+        }
+        if size > SLICE && align <= SLICE {
+            let block = plain(size);
+            if block.addr() & (align - 1) == 0 {
+                return block.cast();
+            }
+            ffi::mi_free(block);
+        }
+        aligned(size, align).cast()
+    }
+}
+
 // SAFETY: mimalloc's contract is that of the trait.
 unsafe impl Backend for Mimalloc {
     fn name() -> &'static str {
@@ -84,25 +117,13 @@ unsafe impl Backend for Mimalloc {
     #[inline]
     unsafe fn allocate(size: usize, align: usize) -> *mut u8 {
         // SAFETY: the alignment is a power of two.
-        unsafe {
-            if natural(size, align) {
-                ffi::mi_malloc(size).cast()
-            } else {
-                ffi::mi_malloc_aligned(size, align).cast()
-            }
-        }
+        unsafe { aligned(size, align, ffi::mi_malloc, ffi::mi_malloc_aligned) }
     }
 
     #[inline]
     unsafe fn allocate_zeroed(size: usize, align: usize) -> *mut u8 {
         // SAFETY: as in `allocate`.
-        unsafe {
-            if natural(size, align) {
-                ffi::mi_zalloc(size).cast()
-            } else {
-                ffi::mi_zalloc_aligned(size, align).cast()
-            }
-        }
+        unsafe { aligned(size, align, ffi::mi_zalloc, ffi::mi_zalloc_aligned) }
     }
 
     #[inline]
@@ -121,5 +142,32 @@ unsafe impl Backend for Mimalloc {
     unsafe fn deallocate(block: *mut u8, _size: usize, _align: usize) {
         // SAFETY: the block is live and mimalloc's, by the caller's promise.
         unsafe { ffi::mi_free(block.cast()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alignment_makes_large_blocks_no_larger() {
+        for size in [1, 100, 5000, SLICE + 1, 1 << 20, (1 << 20) + 1, 20 << 20] {
+            for align in [1, 16, 64, 4096, SLICE, 2 << 20] {
+                // SAFETY: the alignment is a power of two; blocks are freed once, and read where they are theirs.
+                unsafe {
+                    let block = Mimalloc::allocate(size, align);
+                    let zeroed = Mimalloc::allocate_zeroed(size, align);
+                    assert!(block.addr().is_multiple_of(align) && zeroed.addr().is_multiple_of(align));
+                    let usable = ffi::mi_usable_size(block.cast());
+                    assert!(usable >= size);
+                    if (SLICE + 1..=1 << 20).contains(&size) && align <= SLICE {
+                        assert!(usable < size + SLICE, "{usable} bytes for {size} at {align}");
+                    }
+                    assert!(core::slice::from_raw_parts(zeroed, size).iter().all(|&byte| byte == 0));
+                    Mimalloc::deallocate(block, size, align);
+                    Mimalloc::deallocate(zeroed, size, align);
+                }
+            }
+        }
     }
 }

@@ -116,7 +116,7 @@ impl Engine {
         let counted = self.figures(os::minor_faults(), os::now_ns());
         self.steps += 1;
         self.trim_at_boundary();
-        self.watch_for_idleness(settings.idle_seconds);
+        self.watch_from_beside(settings);
         let changed = counted.is_some_and(|figures| self.has_changed(&figures));
         if matches!(self.work, Work::None) {
             if changed && !self.of_one_size {

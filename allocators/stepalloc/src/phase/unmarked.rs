@@ -451,7 +451,7 @@ impl Engine {
         STATE.matcher.expect(Some(class));
         UNFIT.store(0, Relaxed);
         self.trim_at_boundary();
-        self.watch_for_idleness(settings.idle_seconds);
+        self.watch_from_beside(&settings);
         if let Some(figures) = counted
             && matches!(self.work, Work::None)
             && (self.serves_too_little(&figures) | self.has_changed(&figures))

@@ -1,12 +1,14 @@
-//! Memory goes back: on request, and when the program has asked for nothing of planned size for a while.
+//! The arena's pages while a plan serves: memory goes back, on request and when the program has asked for nothing of planned
+//! size for a while, and huge pages come where all of it is there.
 //!
-//! A thread looks now and then whether any was asked for. It is there only while a plan serves and is used: it ends when it
+//! A thread looks to it now and then. It is there only while a plan serves and is used: it ends when it
 //! has given the arena's pages back, and is started again at the next boundary. The pages come again when they are touched;
 //! plans stay as they are.
 
 use super::{Engine, Phase, trim};
 use crate::os;
 use crate::route::{self, MISSES, STATE};
+use crate::settings::{HugePages, Settings};
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -15,6 +17,8 @@ use std::thread;
 
 /// There is such a thread.
 static WATCHED: AtomicBool = AtomicBool::new(false);
+/// It looks for huge pages too.
+static UNITING: AtomicBool = AtomicBool::new(false);
 /// Looks in the time after which memory goes back.
 const LOOKS: u32 = 4;
 /// The thread sleeps no longer at a time, so that a process whose first thread has ended ends with its others.
@@ -56,12 +60,36 @@ fn activity() -> u64 {
 
 impl Engine {
     /// Starts the thread that looks, where there is none.
-    pub(super) fn watch_for_idleness(&self, seconds: u64) {
+    pub(super) fn watch_from_beside(&self, settings: &Settings) {
+        let seconds = settings.idle_seconds;
         if seconds == 0 || self.phase != Phase::Planned || WATCHED.swap(true, Relaxed) {
             return;
         }
+        UNITING.store(settings.huge_pages == HugePages::WhereResident, Relaxed);
         // Where no thread can be had, it is not tried again.
         let _ = os::start_thread(watch, usize::try_from(seconds).unwrap_or(usize::MAX));
+    }
+}
+
+/// Naps since there is more or less of the arena.
+#[derive(Default)]
+struct Naps {
+    committed: usize,
+    count: u64,
+}
+
+impl Naps {
+    /// Puts huge pages where all of the memory is there by now: after one nap, two, four and so on, as what is there stays,
+    /// and the rest comes ever more rarely.
+    fn unite_pages(&mut self) {
+        let committed = STATE.arena.committed();
+        if committed != self.committed {
+            *self = Self { committed, count: 0 };
+        }
+        self.count += 1;
+        if self.count.is_power_of_two() {
+            STATE.arena.unite_pages();
+        }
     }
 }
 
@@ -69,7 +97,7 @@ impl Engine {
 extern "C" fn watch(seconds: *mut c_void) -> *mut c_void {
     os::name_thread(c"stepalloc");
     let pause = Duration::from_secs(seconds.addr() as u64) / LOOKS;
-    let (mut before, mut unchanged) = (activity(), 0);
+    let (mut before, mut unchanged, mut naps) = (activity(), 0, Naps::default());
     while unchanged < LOOKS {
         let mut left = pause;
         while !left.is_zero() {
@@ -77,6 +105,9 @@ extern "C" fn watch(seconds: *mut c_void) -> *mut c_void {
             left = left.saturating_sub(NAP);
             if os::first_thread_is_gone() {
                 return ptr::null_mut();
+            }
+            if UNITING.load(Relaxed) {
+                naps.unite_pages();
             }
         }
         let now = activity();
