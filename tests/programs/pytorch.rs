@@ -17,7 +17,8 @@ const MOST_ARENA: f64 = 1.02;
 /// The share of the planned bytes that the backend may serve.
 const MOST_FALLBACK: f64 = 0.001;
 
-fn required() -> bool {
+/// Whether a test that cannot run for want of what it needs has failed.
+pub fn required() -> bool {
     std::env::var_os("STEPALLOC_REQUIRE_PYTORCH").is_some_and(|value| value == "1")
 }
 

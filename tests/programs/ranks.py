@@ -1,10 +1,14 @@
-"""A PyTorch training of two ranks over gloo, of different batch sizes.
+"""A PyTorch training of two ranks over gloo, of different batch sizes, started by torchrun or Open MPI's mpirun.
 
 Prints rank and last loss, exact as hex.
 """
+import os
 import torch, torch.distributed as dist
 from torch import nn
 
+for name, of_mpi in ("RANK", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
+    if of_mpi in os.environ:
+        os.environ[name] = os.environ[of_mpi]
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
 torch.manual_seed(0)
