@@ -390,7 +390,7 @@ const BAD_SETTINGS: [(&str, &str, &str); 13] = [
     ("STEPALLOC_MIN_BYTES", "12", "32768"),
     ("STEPALLOC_MIN_BYTES", "32KiB", "32768"),
     ("STEPALLOC_MAX_ARENA", "0x10", "no limit"),
-    ("STEPALLOC_HUGEPAGES", "2", "0"),
+    ("STEPALLOC_HUGEPAGES", "2", "where all of the memory is there anyway"),
     ("STEPALLOC_STATS_SIGNAL", "KILL", "no signal"),
     ("STEPALLOC_STATS_SIGNAL", "10", "no signal"),
 ];

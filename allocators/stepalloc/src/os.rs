@@ -85,7 +85,8 @@ pub(crate) fn advise_huge(start: *mut u8, bytes: usize) {
 }
 
 /// Puts a huge page behind each [`BASE_ALIGN`] of a range that has all of its memory already, so that it takes no more; the
-/// range begins at a multiple of that. A kernel that cannot (before Linux 6.1), or that is told never to, changes nothing.
+/// range begins at a multiple of that. (Pages that were only read count as memory.) A kernel that cannot (before Linux 6.1),
+/// or that is told never to, changes nothing.
 pub(crate) fn unite_pages(start: *mut u8, bytes: usize) {
     let mut told = [0; 64];
     if read_file(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut told).ends_with(b"[never]\n") {
