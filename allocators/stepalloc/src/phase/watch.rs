@@ -1,9 +1,8 @@
 //! The arena's pages while a plan serves: memory goes back, on request and when the program has asked for nothing of planned
 //! size for a while, and huge pages come where all of it is there.
 //!
-//! A thread looks to it now and then. It is there only while a plan serves and is used: it ends when it
-//! has given the arena's pages back, and is started again at the next boundary. The pages come again when they are touched;
-//! plans stay as they are.
+//! A thread looks to it now and then. It is there only while a plan serves and is used: it ends when it has given the arena's
+//! pages back, and is started again at the next boundary. The pages come again when they are touched; plans stay as they are.
 
 use super::{Engine, Phase, trim};
 use crate::os;
