@@ -1,10 +1,10 @@
 //! The calls that ask about the heap or tune it: answered for backend and arena together where the backend can tell.
 
-use crate::underneath::{Underneath, chosen, glibc_trim, next};
+use crate::underneath::{Underneath, chosen, glibc_mallopt, glibc_trim, next};
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
 use statistic::Backend;
-use statistic::backend::Kind;
+use statistic::backend::{Glibc, Kind};
 use statistic::os::{Text, say};
 
 fn is_glibc() -> bool {
@@ -24,13 +24,11 @@ pub extern "C" fn malloc_trim(pad: usize) -> c_int {
 /// `int mallopt(int, int)`: glibc's, where it is the backend; else 0, "not understood".
 #[unsafe(no_mangle)]
 pub extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
-    type Mallopt = unsafe extern "C" fn(c_int, c_int) -> c_int;
-    let function = next::MALLOPT.resolve();
-    if !is_glibc() || function.is_null() {
+    if !is_glibc() {
         return 0;
     }
-    // SAFETY: the C library's mallopt has this type.
-    unsafe { transmute::<*mut c_void, Mallopt>(function)(parameter, value) }
+    Glibc::is_told(parameter);
+    glibc_mallopt(parameter, value)
 }
 
 /// `struct mallinfo2 mallinfo2(void)`: what glibc says, where it is the backend, and the arena as one mapped region

@@ -9,7 +9,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use statistic::Backend;
-use statistic::backend::{Jemalloc, Kind, Mimalloc};
+use statistic::backend::{Glibc, Jemalloc, Kind, Mimalloc, Retention};
 use std::alloc::{GlobalAlloc, Layout};
 
 unsafe extern "C" {
@@ -36,7 +36,7 @@ pub(crate) struct Functions {
     pub(crate) memalign: unsafe extern "C" fn(usize, usize) -> *mut c_void,
     pub(crate) usable_size: unsafe extern "C" fn(*mut c_void) -> usize,
     pub(crate) trim: fn(),
-    pub(crate) planned: fn(),
+    pub(crate) retain: fn(Retention, usize),
 }
 
 static GLIBC: Functions = Functions {
@@ -51,7 +51,7 @@ static GLIBC: Functions = Functions {
     trim: || {
         glibc_trim(0);
     },
-    planned: || {},
+    retain: |retention, largest| Glibc::retain_by(glibc_mallopt, retention, largest),
 };
 
 static JEMALLOC: Functions = Functions {
@@ -64,7 +64,7 @@ static JEMALLOC: Functions = Functions {
     memalign: jemalloc_memalign,
     usable_size: jemalloc_usable_size,
     trim: Jemalloc::trim,
-    planned: Jemalloc::planned,
+    retain: Jemalloc::retain,
 };
 
 static MIMALLOC: Functions = Functions {
@@ -77,7 +77,7 @@ static MIMALLOC: Functions = Functions {
     memalign: mimalloc_memalign,
     usable_size: mimalloc_usable_size,
     trim: Mimalloc::trim,
-    planned: Mimalloc::planned,
+    retain: Mimalloc::retain,
 };
 
 /// The functions of a process that has not allocated yet: each fills the table and goes on.
@@ -91,7 +91,7 @@ static FIRST: Functions = Functions {
     memalign: first_memalign,
     usable_size: first_usable_size,
     trim: || {},
-    planned: || {},
+    retain: |_, _| {},
 };
 
 static TABLE: AtomicPtr<Functions> = AtomicPtr::new((&raw const FIRST).cast_mut());
@@ -231,6 +231,17 @@ pub(crate) fn glibc_trim(pad: usize) -> c_int {
     }
     // SAFETY: the C library's malloc_trim has this type.
     unsafe { core::mem::transmute::<*mut c_void, Trim>(function)(pad) }
+}
+
+/// 0, "not understood", where the C library has none.
+pub(crate) fn glibc_mallopt(parameter: c_int, value: c_int) -> c_int {
+    type Mallopt = unsafe extern "C" fn(c_int, c_int) -> c_int;
+    let function = next::MALLOPT.resolve();
+    if function.is_null() {
+        return 0;
+    }
+    // SAFETY: the C library's mallopt has this type, and takes any numbers.
+    unsafe { core::mem::transmute::<*mut c_void, Mallopt>(function)(parameter, value) }
 }
 
 unsafe extern "C" fn jemalloc_usable_size(block: *mut c_void) -> usize {
@@ -397,8 +408,8 @@ unsafe impl Backend for Underneath {
         image::give_back();
     }
 
-    fn planned() {
-        (functions().planned)();
+    fn retain(retention: Retention, largest: usize) {
+        (functions().retain)(retention, largest);
     }
 
     unsafe fn allocate(size: usize, align: usize) -> *mut u8 {

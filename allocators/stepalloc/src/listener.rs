@@ -122,6 +122,11 @@ impl Listener {
         classes
     }
 
+    /// Bytes of the largest allocation told that is still known; 0 where there is none.
+    pub(crate) fn largest(&self) -> usize {
+        self.classes(0).iter().map(|class| class.bytes()).max().unwrap_or(0) as usize
+    }
+
     /// What is told now, apart for each thread.
     pub(crate) fn classes_of_threads(&self) -> Vec<Vec<Class>> {
         let thread = |entry: &u64| entry >> CLASS_BITS;

@@ -376,6 +376,11 @@ pub fn environment(name: &CStr) -> Option<&'static [u8]> {
     }
 }
 
+/// Whether a variable's value has `text` in it.
+pub fn environment_has(name: &CStr, text: &[u8]) -> bool {
+    environment(name).is_some_and(|value| value.windows(text.len()).any(|window| window == text))
+}
+
 /// The rank that the launcher of several processes has given this one: torchrun, Open MPI, MPICH or Slurm.
 pub(crate) fn rank() -> Option<u64> {
     let variables = [c"RANK", c"OMPI_COMM_WORLD_RANK", c"PMI_RANK", c"SLURM_PROCID"];

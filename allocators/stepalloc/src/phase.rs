@@ -11,6 +11,7 @@
 //! boundary.
 
 use crate::alive::Alive;
+use crate::backend::Retention;
 use crate::collector::{Collector, Needs, Proposal, with_others};
 use crate::found::{Found, Start};
 use crate::listener::LISTENER;
@@ -47,7 +48,7 @@ const GOOD_SHARE: u64 = 200;
 /// by one in this many of what the process has resident.
 const GOOD_RESIDENT_SHARE: u64 = 1000;
 /// The backend's caches are given back when a plan comes into force and at this many boundaries after: blocks that
-/// were alive then are freed within the next step or two.
+/// were alive then are freed within the next step or two. From the last of them on it may keep what is not in use.
 const TRIMS: u8 = 2;
 /// A step misses when less than this share of its bytes found a slot, in percent.
 const HIT_PERCENT: u64 = 90;
@@ -150,6 +151,8 @@ struct Engine {
     kept: Kept,
     /// What serves came from it.
     kept_serves: bool,
+    /// What the backend was told last.
+    retention: Retention,
     lower_bound: u64,
     planned_blocks: u64,
     work: Work,
@@ -241,6 +244,7 @@ impl Engine {
             rank: None,
             kept: Kept::Unread,
             kept_serves: false,
+            retention: Retention::Usual,
             lower_bound: 0,
             planned_blocks: 0,
             work: Work::None,
@@ -338,6 +342,9 @@ impl Engine {
         if self.trims_left > 0 {
             self.trims_left -= 1;
             trim();
+            if self.trims_left == 0 {
+                self.retain(Retention::Long);
+            }
         }
     }
 
@@ -526,10 +533,19 @@ impl Engine {
         self.kept_serves = false;
         self.without_slots = without_slots;
         route::set(true, Watch::Nothing, settings.min_bytes);
-        if let Some(backend) = route::attached() {
-            (backend.planned)();
+        // What went back at once does so until the last of these.
+        if self.retention == Retention::Usual {
+            self.retain(Retention::Long);
         }
         trim();
+    }
+
+    /// Tells the backend what is to become of unused memory, where that is news.
+    fn retain(&mut self, retention: Retention) {
+        if let Some(backend) = route::attached().filter(|_| self.retention != retention) {
+            (backend.retain)(retention, LISTENER.largest());
+            self.retention = retention;
+        }
     }
 
     /// The kinds planned now, those that were in use last first.
@@ -554,7 +570,7 @@ impl Engine {
     /// In a forked child: the thread beside is gone, the log stands for nothing, steps are counted from 0 again. The
     /// arena and the plan in force were copied, and serve on.
     fn begin_anew(&mut self, torn: bool) {
-        let settings = if torn { None } else { self.settings };
+        let (settings, retention) = (self.settings.filter(|_| !torn), self.retention);
         // What the parent's threads held cannot be dropped here: they do not exist.
         core::mem::forget(core::mem::replace(self, Self::new()));
         let serving = route::is_serving();
@@ -567,6 +583,8 @@ impl Engine {
         self.rank = os::rank();
         // The file is the parent's, which has more to plan.
         self.kept = Kept::None;
+        self.retention = retention;
+        self.retain(if serving { Retention::Long } else { Retention::Usual });
         watch::forget_thread();
         if serving {
             self.phase = Phase::Planned;

@@ -7,7 +7,7 @@
 //! and by the library that is preloaded.
 
 use crate::arena::{Arena, GRANULE_MIN_SHIFT, Released};
-use crate::backend::Backend;
+use crate::backend::{Backend, Retention};
 use crate::cells::{Half, Slot};
 use crate::collector;
 use crate::granules::Run;
@@ -86,7 +86,7 @@ pub(crate) static MISSES: Misses =
 pub(crate) struct Attached {
     pub(crate) name: fn() -> &'static str,
     pub(crate) trim: fn(),
-    pub(crate) planned: fn(),
+    pub(crate) retain: fn(Retention, usize),
 }
 
 /// Requests without a slot since the last boundary, in steps that nobody marks.
@@ -208,7 +208,7 @@ pub fn attach<B: Backend>() {
 
 impl Attached {
     fn of<B: Backend>() -> &'static Self {
-        const { &Self { name: B::name, trim: B::trim, planned: B::planned } }
+        const { &Self { name: B::name, trim: B::trim, retain: B::retain } }
     }
 }
 

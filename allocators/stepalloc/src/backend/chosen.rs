@@ -1,6 +1,6 @@
 //! The backend that the environment chooses when the process first allocates.
 
-use super::{Backend, Glibc, Jemalloc, Mimalloc};
+use super::{Backend, Glibc, Jemalloc, Mimalloc, Retention};
 use crate::settings;
 use core::sync::atomic::{AtomicU8, Ordering::*};
 
@@ -92,8 +92,8 @@ unsafe impl Backend for Chosen {
         forward!(begin());
     }
 
-    fn planned() {
-        forward!(planned());
+    fn retain(retention: Retention, largest: usize) {
+        forward!(retain(retention, largest));
     }
 
     #[inline]

@@ -1,7 +1,9 @@
 //! The C library's own allocator.
 
-use super::{Backend, NATURAL_ALIGN, reallocate_by_copy};
+use super::{Backend, NATURAL_ALIGN, Retention, reallocate_by_copy};
+use core::ffi::c_int;
 use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The backend `glibc`. Its tuning by environment (`GLIBC_TUNABLES`, `MALLOC_*_`) works as ever.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,11 +33,56 @@ impl Glibc {
             (libc::M_ARENA_MAX, tuning.arena_max),
         ];
         parameters.into_iter().all(|(parameter, value)| {
-            // SAFETY: mallopt takes any numbers and says whether they were good.
-            value.is_none_or(|value| unsafe { libc::mallopt(parameter, value) } == 1)
+            value.is_none_or(|value| {
+                Self::is_told(parameter);
+                // SAFETY: mallopt takes any numbers and says whether they were good.
+                unsafe { libc::mallopt(parameter, value) == 1 }
+            })
         })
     }
+
+    /// The program sets a parameter of `mallopt` itself: what concerns the same is left to it from now on.
+    pub fn is_told(parameter: c_int) {
+        if [libc::M_TRIM_THRESHOLD, libc::M_MMAP_THRESHOLD, libc::M_TOP_PAD].contains(&parameter) {
+            TOLD.store(true, Relaxed);
+        }
+    }
+
+    /// [`Backend::retain`] by the C library's own `mallopt`.
+    ///
+    /// glibc's thresholds follow the largest mapped block that was freed, until they are set for the first time; from then on
+    /// they stay. After [`Retention::Nothing`] they are set to where the largest block would have brought them.
+    pub fn retain_by(mallopt: impl Fn(c_int, c_int) -> c_int, retention: Retention, largest: usize) {
+        let threshold = match retention {
+            Retention::Nothing => LEAST_MMAP_THRESHOLD,
+            // They are glibc's still.
+            _ if !SET.load(Relaxed) => return,
+            _ => largest.clamp(LEAST_MMAP_THRESHOLD, MOST_MMAP_THRESHOLD),
+        };
+        let is_tuned = || {
+            [c"MALLOC_MMAP_THRESHOLD_", c"MALLOC_TRIM_THRESHOLD_", c"MALLOC_TOP_PAD_"]
+                .into_iter()
+                .any(|name| crate::os::environment(name).is_some())
+                || crate::os::environment_has(c"GLIBC_TUNABLES", b"glibc.malloc.")
+        };
+        if TOLD.load(Relaxed) || is_tuned() {
+            return;
+        }
+        SET.store(true, Relaxed);
+        let trim = if retention == Retention::Nothing { threshold } else { 2 * threshold };
+        mallopt(libc::M_MMAP_THRESHOLD, threshold as c_int);
+        mallopt(libc::M_TRIM_THRESHOLD, trim as c_int);
+    }
 }
+
+/// Where glibc's threshold for mapped blocks begins, and where it ends. (`DEFAULT_MMAP_THRESHOLD_MIN` and `_MAX`.)
+const LEAST_MMAP_THRESHOLD: usize = 128 << 10;
+const MOST_MMAP_THRESHOLD: usize = 32 << 20;
+
+/// The program has tuned what retention is about.
+static TOLD: AtomicBool = AtomicBool::new(false);
+/// The thresholds were set for a retention.
+static SET: AtomicBool = AtomicBool::new(false);
 
 // SAFETY: malloc's contract is that of the trait.
 unsafe impl Backend for Glibc {
@@ -46,6 +93,11 @@ unsafe impl Backend for Glibc {
     fn trim() {
         // SAFETY: no conditions.
         unsafe { libc::malloc_trim(0) };
+    }
+
+    fn retain(retention: Retention, largest: usize) {
+        // SAFETY: mallopt takes any numbers.
+        Self::retain_by(|parameter, value| unsafe { libc::mallopt(parameter, value) }, retention, largest);
     }
 
     #[inline]
@@ -97,5 +149,32 @@ unsafe fn aligned(size: usize, align: usize) -> *mut u8 {
     match unsafe { libc::posix_memalign(&mut block, align, size) } {
         0 => block.cast(),
         _ => ptr::null_mut(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thresholds_go_down_and_come_back_to_the_largest_block() {
+        let set = |retention, largest| {
+            let calls = std::cell::RefCell::new(Vec::new());
+            let mallopt = |parameter, value| {
+                calls.borrow_mut().push((parameter, value));
+                1
+            };
+            Glibc::retain_by(mallopt, retention, largest);
+            calls.into_inner()
+        };
+        let both = |mmap, trim| vec![(libc::M_MMAP_THRESHOLD, mmap), (libc::M_TRIM_THRESHOLD, trim)];
+        assert_eq!(set(Retention::Long, 5 << 20), [], "they follow the program");
+        assert_eq!(set(Retention::Nothing, 5 << 20), both(128 << 10, 128 << 10));
+        assert_eq!(set(Retention::Long, 5 << 20), both(5 << 20, 10 << 20));
+        assert_eq!(set(Retention::Usual, 500 << 20), both(32 << 20, 64 << 20));
+        Glibc::is_told(libc::M_ARENA_MAX);
+        assert_eq!(set(Retention::Usual, 1000), both(128 << 10, 256 << 10));
+        Glibc::is_told(libc::M_TRIM_THRESHOLD);
+        assert_eq!(set(Retention::Nothing, 1000), [], "the program has its own");
     }
 }

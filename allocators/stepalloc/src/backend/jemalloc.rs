@@ -1,6 +1,6 @@
 //! jemalloc, built from source with prefixed symbols, so that it replaces nothing by itself.
 
-use super::{Backend, NATURAL_ALIGN, PLANNED_DECAY_MS};
+use super::{Backend, Decay, NATURAL_ALIGN, Retention};
 use core::ffi::{CStr, c_int};
 use core::ptr;
 use tikv_jemalloc_sys as ffi;
@@ -21,8 +21,8 @@ pub struct JemallocTuning {
     pub muzzy_decay_ms: Option<isize>,
 }
 
-/// jemalloc's default for dirty pages.
-const DEFAULT_DECAY_MS: isize = 10_000;
+/// That of dirty pages; muzzy ones go back at once by default.
+static DIRTY: Decay = Decay::new(10_000);
 /// The pseudo-index that means every arena (jemalloc manual, `MALLCTL_ARENAS_ALL`).
 const ALL_ARENAS: &CStr = c"arena.4096.purge";
 
@@ -96,12 +96,13 @@ unsafe impl Backend for Jemalloc {
         }
     }
 
-    fn planned() {
-        const NAME: &[u8] = b"dirty_decay_ms";
-        let is_told = crate::os::environment(c"_RJEM_MALLOC_CONF")
-            .is_some_and(|text| text.windows(NAME.len()).any(|window| window == NAME));
-        if !is_told && read::<isize>(c"arenas.dirty_decay_ms") == Some(DEFAULT_DECAY_MS) {
-            Self::tune(JemallocTuning { dirty_decay_ms: Some(PLANNED_DECAY_MS), ..Default::default() });
+    fn retain(retention: Retention, _largest: usize) {
+        if crate::os::environment_has(c"_RJEM_MALLOC_CONF", b"dirty_decay_ms") {
+            return;
+        }
+        let now = read::<isize>(c"arenas.dirty_decay_ms");
+        if let Some(decay) = now.and_then(|now| DIRTY.change(retention, now)) {
+            Self::tune(JemallocTuning { dirty_decay_ms: Some(decay), ..Default::default() });
         }
     }
 

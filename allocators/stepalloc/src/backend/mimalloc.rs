@@ -1,6 +1,6 @@
 //! mimalloc, built from source without its override of malloc.
 
-use super::{Backend, NATURAL_ALIGN, PLANNED_DECAY_MS};
+use super::{Backend, Decay, NATURAL_ALIGN, Retention};
 use core::ffi::c_void;
 use libmimalloc_sys as ffi;
 
@@ -40,9 +40,10 @@ impl Mimalloc {
     }
 }
 
-/// mimalloc's defaults.
+/// mimalloc's default.
 const DEFAULT_ARENA_EAGER_COMMIT: isize = 2;
-const DEFAULT_PURGE_DELAY_MS: isize = 10;
+/// That of unused memory.
+static PURGE: Decay = Decay::new(10);
 
 /// True where a block has the alignment by its size class alone. Sizes up to 8 do not have the natural one.
 #[inline]
@@ -106,11 +107,12 @@ unsafe impl Backend for Mimalloc {
         }
     }
 
-    fn planned() {
-        if Self::tuned(MimallocOption::PurgeDelay) == DEFAULT_PURGE_DELAY_MS
-            && crate::os::environment(c"MIMALLOC_PURGE_DELAY").is_none()
-        {
-            Self::tune(MimallocOption::PurgeDelay, PLANNED_DECAY_MS);
+    fn retain(retention: Retention, _largest: usize) {
+        if crate::os::environment(c"MIMALLOC_PURGE_DELAY").is_some() {
+            return;
+        }
+        if let Some(delay) = PURGE.change(retention, Self::tuned(MimallocOption::PurgeDelay)) {
+            Self::tune(MimallocOption::PurgeDelay, delay);
         }
     }
 

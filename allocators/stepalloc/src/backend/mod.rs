@@ -21,10 +21,52 @@ pub use jemalloc::{Jemalloc, JemallocTuning};
 #[cfg(feature = "mimalloc")]
 pub use mimalloc::{Mimalloc, MimallocOption};
 
-/// Milliseconds for which a backend that returns unused memory after a while keeps it once a plan serves, if the user
-/// did not say. Their own defaults (10 s, 10 ms) are shorter than some steps, and cost page faults in every one.
+/// What becomes of memory that a backend holds and nobody uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retention {
+    /// What the backend does by itself, or was tuned to.
+    Usual,
+    /// It goes back to the system at once: a plan is about to serve, whose arena is to be had beside it.
+    Nothing,
+    /// It is kept: a plan serves, and the backend has small and persistent blocks only, the same in each step. What a step
+    /// frees the next one wants again.
+    Long,
+}
+
+/// The decay time of a backend that returns unused memory after a while. What the user has set is left alone.
 #[cfg(any(feature = "jemalloc", feature = "mimalloc"))]
-const PLANNED_DECAY_MS: isize = 60_000;
+struct Decay {
+    /// The backend's default, in milliseconds.
+    default: isize,
+    /// What was set last.
+    set: core::sync::atomic::AtomicIsize,
+}
+
+#[cfg(any(feature = "jemalloc", feature = "mimalloc"))]
+impl Decay {
+    /// Milliseconds while a plan serves. The defaults (10 s, 10 ms) are shorter than some steps, and cost page faults in
+    /// every one.
+    const LONG: isize = 60_000;
+
+    const fn new(default: isize) -> Self {
+        Self { default, set: core::sync::atomic::AtomicIsize::new(default) }
+    }
+
+    /// The milliseconds to set for a retention, where there are `now` of them: none if they are right, or the user's.
+    fn change(&self, retention: Retention, now: isize) -> Option<isize> {
+        use core::sync::atomic::Ordering::Relaxed;
+        let wanted = match retention {
+            Retention::Usual => self.default,
+            Retention::Nothing => 0,
+            Retention::Long => Self::LONG,
+        };
+        let is_ours = now == self.set.load(Relaxed);
+        (is_ours && now != wanted).then(|| {
+            self.set.store(wanted, Relaxed);
+            wanted
+        })
+    }
+}
 
 /// The alignment that every backend gives without being asked: that of C's `max_align_t`.
 pub const NATURAL_ALIGN: usize = 16;
@@ -44,9 +86,8 @@ pub unsafe trait Backend: 'static {
     /// Called before the process's first allocation.
     fn begin() {}
 
-    /// Called when a plan comes into force. From then on the backend serves small and persistent blocks only, the same
-    /// in each step: what a step frees the next one wants again.
-    fn planned() {}
+    /// Says what is to become of memory that is not in use, in a program whose largest block known so far has `largest` bytes.
+    fn retain(_retention: Retention, _largest: usize) {}
 
     /// A block of `size` bytes, or null.
     ///
@@ -92,5 +133,21 @@ unsafe fn reallocate_by_copy<B: Backend>(
             B::deallocate(block, old_size, align);
         }
         new
+    }
+}
+
+#[cfg(all(test, any(feature = "jemalloc", feature = "mimalloc")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decay_follows_retention_until_somebody_else_sets_it() {
+        let decay = Decay::new(10);
+        assert_eq!(decay.change(Retention::Usual, 10), None);
+        assert_eq!(decay.change(Retention::Nothing, 10), Some(0));
+        assert_eq!(decay.change(Retention::Usual, 0), Some(10));
+        assert_eq!(decay.change(Retention::Long, 10), Some(Decay::LONG));
+        assert_eq!(decay.change(Retention::Nothing, 500), None, "the user's");
+        assert_eq!(Decay::new(10).change(Retention::Long, 0), None, "the user's");
     }
 }

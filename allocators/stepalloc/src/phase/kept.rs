@@ -1,6 +1,7 @@
 //! Plans kept in a file: opened, recognised by what the program asks for, put in force, and written.
 
 use super::{ENGINE, EXIT_ATTEMPTS, Engine, FORKED, Phase, Work};
+use crate::backend::Retention;
 use crate::collector::{Proposal, TELLING};
 use crate::kept::{PlanFile, Plans};
 use crate::listener::LISTENER;
@@ -14,6 +15,9 @@ use std::sync::Arc;
 const KEPT_PERIODS: u64 = 16;
 /// The same counts steps as at least so long.
 const KEPT_LEAST: usize = 1024;
+/// Steps after which plans of a file are no longer about to serve, as long as nothing is recognised: the backend may keep
+/// unused memory again.
+const EXPECTED_PERIODS: u64 = 2;
 /// From one look for a file's steps to the next, what was heard grows by one part in this many at least.
 const KEPT_GROWTH: u64 = 64;
 /// Allocations of a step after which it may still be served from the plans of a file.
@@ -104,10 +108,10 @@ impl Engine {
     /// program's first step (an optimizer's state) is not of the steps that were planned, and would keep their slots.
     pub(super) fn begin_with_kept(&mut self, settings: &Settings) -> bool {
         self.open_kept(settings);
-        let Kept::Waiting { plans, recognised, look, .. } = &mut self.kept else { return false };
         if !matches!(self.work, Work::None) || self.phase != Phase::Waiting {
             return false;
         }
+        let Kept::Waiting { plans, recognised, look, .. } = &mut self.kept else { return false };
         let usable = self.marked || plans.rhythm.is_some();
         let found = plans.find(&LISTENER.newest(plans.longest())).filter(|_| usable);
         let heard = LISTENER.heard();
@@ -130,6 +134,9 @@ impl Engine {
             self.drop_kept();
             return false;
         }
+        // The first step is the backend's; what it takes beyond that would be there beside the arena.
+        let expected =
+            recognised.is_some() || heard <= EXPECTED_PERIODS * plans.longest().max(KEPT_LEAST) as u64;
         // Ever more rarely, as long as nothing is recognised.
         let pause = if recognised.is_some() { 0 } else { heard / KEPT_GROWTH };
         LISTENER.wake_after(pause.max(TELLING as u64));
@@ -138,6 +145,7 @@ impl Engine {
         if due {
             *look = heard + heard / 8;
         }
+        self.retain(if expected { Retention::Nothing } else { Retention::Usual });
         !due
     }
 
@@ -148,7 +156,10 @@ impl Engine {
             return false;
         };
         self.kept = Kept::Written(file, Some(plans.clone()));
-        let Some(mut proposal) = plans.into_proposal() else { return false };
+        let Some(mut proposal) = plans.into_proposal() else {
+            self.retain(Retention::Usual);
+            return false;
+        };
         if self.marked {
             proposal.ignore_begin();
         }
@@ -156,6 +167,7 @@ impl Engine {
         self.steps = self.steps.max(1);
         self.install(proposal, settings);
         if self.plans == before {
+            self.retain(Retention::Usual);
             return false;
         }
         (self.start, self.kept_serves) = (start, true);
@@ -183,6 +195,7 @@ impl Engine {
             && let Kept::Waiting { file, .. } = core::mem::replace(&mut self.kept, Kept::None)
         {
             self.kept = Kept::Written(file, None);
+            self.retain(Retention::Usual);
         }
     }
 }
