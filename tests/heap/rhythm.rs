@@ -346,6 +346,62 @@ fn a_second_run_begins_with_the_plan_of_the_first() {
     assert_eq!(std::fs::read_dir(folder.path()).expect("the folder").count(), 2, "nothing else is left");
 }
 
+/// While a plan is about to serve, glibc maps blocks from 128 KiB on one by one: not for ever, and not in a forked child.
+#[test]
+fn memory_is_kept_again_where_the_plan_does_not_come() {
+    let name = test_name!(memory_is_kept_again_where_the_plan_does_not_come);
+    let is_mapped = || {
+        // SAFETY: malloc's contract; mallinfo2 has no conditions.
+        unsafe {
+            let mapped = || libc::mallinfo2().hblks;
+            let before = mapped();
+            let block = std::hint::black_box(libc::malloc(10 << 20));
+            let is_mapped = mapped() > before;
+            libc::free(block);
+            is_mapped
+        }
+    };
+    if process::is_child(name) {
+        let steps: usize = env::var("STEPALLOC_TEST_STEPS").expect("a number").parse().expect("a number");
+        for _ in 0..steps {
+            step(40, &mut || 0).expect("blocks as they were");
+        }
+        if steps > 0 {
+            return;
+        }
+        // Freed, it would lead glibc to take such blocks from its heap from then on.
+        let large = |bytes| drop(std::hint::black_box(Vec::<u8>::with_capacity(bytes)));
+        (0..30).for_each(|size| large(40_000 + 5_000 * size));
+        large(20 << 20);
+        assert!(is_mapped(), "the plan may come");
+        // SAFETY: the child calls malloc, which fork keeps usable, and ends at once.
+        let status = unsafe {
+            match libc::fork() {
+                0 => libc::_exit(i32::from(is_mapped())),
+                child => {
+                    let mut status = 0;
+                    assert_eq!(libc::waitpid(child, &mut status, 0), child);
+                    status
+                }
+            }
+        };
+        assert_eq!(status, 0, "the child has no plan to wait for");
+        std::thread::sleep(Duration::from_secs(8));
+        assert!(!is_mapped(), "the plan has not come");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan");
+    for steps in ["60", "0"] {
+        let settings = [
+            (PLAN, file.to_str().expect("a readable name")),
+            ("STEPALLOC_BACKEND", "glibc"),
+            ("STEPALLOC_TEST_STEPS", steps),
+        ];
+        process::run(name, &settings);
+    }
+}
+
 #[test]
 fn lengths_that_never_come_again_find_gaps() {
     let name = test_name!(lengths_that_never_come_again_find_gaps);

@@ -36,7 +36,7 @@ pub(crate) struct Functions {
     pub(crate) memalign: unsafe extern "C" fn(usize, usize) -> *mut c_void,
     pub(crate) usable_size: unsafe extern "C" fn(*mut c_void) -> usize,
     pub(crate) trim: fn(),
-    pub(crate) retain: fn(Retention, usize),
+    pub(crate) retain: fn(Retention, fn(usize) -> usize),
 }
 
 static GLIBC: Functions = Functions {
@@ -408,7 +408,7 @@ unsafe impl Backend for Underneath {
         image::give_back();
     }
 
-    fn retain(retention: Retention, largest: usize) {
+    fn retain(retention: Retention, largest: fn(usize) -> usize) {
         (functions().retain)(retention, largest);
     }
 

@@ -122,9 +122,11 @@ impl Listener {
         classes
     }
 
-    /// Bytes of the largest allocation told that is still known; 0 where there is none.
-    pub(crate) fn largest(&self) -> usize {
-        self.classes(0).iter().map(|class| class.bytes()).max().unwrap_or(0) as usize
+    /// Bytes of the largest allocation told that is still known, of those with `most` at most; 0 where there is none.
+    pub(crate) fn largest(&self, most: usize) -> usize {
+        // Called in a child that was just forked: nothing is allocated.
+        let classes = self.told(0).filter_map(|index| Class::from_bits(self.entry(index) & CLASS_MASK));
+        classes.map(|class| class.bytes() as usize).filter(|&bytes| bytes <= most).max().unwrap_or(0)
     }
 
     /// What is told now, apart for each thread.

@@ -24,7 +24,7 @@ use crate::statistics::{Count, History, JSON_BYTES, LastSteps, Phase, Statistics
 use crate::step;
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU8, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use stepalloc_planner::{Effort, Rhythm, rhythm};
@@ -75,6 +75,9 @@ static FORKED: AtomicU8 = AtomicU8::new(0);
 const CHILD: u8 = 1;
 /// It was forked while another thread held the lock: the engine may be half changed.
 const TORN: u8 = 2;
+
+/// Unused memory goes back at once.
+static RETURNING: AtomicBool = AtomicBool::new(false);
 
 /// The engine and its lock.
 struct Locked {
@@ -401,12 +404,12 @@ impl Engine {
 
     /// Begins collecting.
     fn collect(&mut self, settings: &Settings) {
+        self.drop_kept();
         if !RECORDER.open() {
             self.fail();
             return;
         }
         RECORDER.clear();
-        self.drop_kept();
         self.missed_steps = 0;
         self.ends.clear();
         self.work = if self.crowded >= CROWDED {
@@ -543,7 +546,8 @@ impl Engine {
     /// Tells the backend what is to become of unused memory, where that is news.
     fn retain(&mut self, retention: Retention) {
         if let Some(backend) = route::attached().filter(|_| self.retention != retention) {
-            (backend.retain)(retention, LISTENER.largest());
+            (backend.retain)(retention, |most| LISTENER.largest(most));
+            RETURNING.store(retention == Retention::Nothing, SeqCst);
             self.retention = retention;
         }
     }
@@ -583,9 +587,10 @@ impl Engine {
         self.rank = os::rank();
         // The file is the parent's, which has more to plan.
         self.kept = Kept::None;
-        self.retention = retention;
+        // Torn, it may have been about to change.
+        self.retention = if torn { Retention::Nothing } else { retention };
         self.retain(if serving { Retention::Long } else { Retention::Usual });
-        watch::forget_thread();
+        watch::forget_threads();
         if serving {
             self.phase = Phase::Planned;
             self.planned_at_step = Some(0);
@@ -679,6 +684,10 @@ extern "C" fn after_fork() {
     step::after_fork();
     // A child of a child that has not looked at it yet stays torn.
     FORKED.fetch_max(CHILD, Relaxed);
+    if let Some(backend) = route::attached().filter(|_| RETURNING.swap(false, Relaxed)) {
+        // The child may ask for nothing that would lead to the engine.
+        (backend.retain)(Retention::Usual, |most| LISTENER.largest(most));
+    }
     route::stop_recording();
 }
 

@@ -86,7 +86,7 @@ pub(crate) static MISSES: Misses =
 pub(crate) struct Attached {
     pub(crate) name: fn() -> &'static str,
     pub(crate) trim: fn(),
-    pub(crate) retain: fn(Retention, usize),
+    pub(crate) retain: fn(Retention, fn(usize) -> usize),
 }
 
 /// Requests without a slot since the last boundary, in steps that nobody marks.

@@ -92,7 +92,7 @@ unsafe impl Backend for Chosen {
         forward!(begin());
     }
 
-    fn retain(retention: Retention, largest: usize) {
+    fn retain(retention: Retention, largest: fn(usize) -> usize) {
         forward!(retain(retention, largest));
     }
 

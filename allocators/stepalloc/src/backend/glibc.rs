@@ -3,7 +3,7 @@
 use super::{Backend, NATURAL_ALIGN, Retention, reallocate_by_copy};
 use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 /// The backend `glibc`. Its tuning by environment (`GLIBC_TUNABLES`, `MALLOC_*_`) works as ever.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,48 +41,63 @@ impl Glibc {
         })
     }
 
-    /// The program sets a parameter of `mallopt` itself: what concerns the same is left to it from now on.
+    /// The program sets a parameter of `mallopt` itself, which is left to it from now on.
     pub fn is_told(parameter: c_int) {
-        if [libc::M_TRIM_THRESHOLD, libc::M_MMAP_THRESHOLD, libc::M_TOP_PAD].contains(&parameter) {
-            TOLD.store(true, Relaxed);
-        }
+        TOLD.fetch_or(bit(parameter), Relaxed);
     }
 
     /// [`Backend::retain`] by the C library's own `mallopt`.
     ///
-    /// glibc's thresholds follow the largest mapped block that was freed, until they are set for the first time; from then on
-    /// they stay. After [`Retention::Nothing`] they are set to where the largest block would have brought them.
-    pub fn retain_by(mallopt: impl Fn(c_int, c_int) -> c_int, retention: Retention, largest: usize) {
-        let threshold = match retention {
-            Retention::Nothing => LEAST_MMAP_THRESHOLD,
+    /// glibc's thresholds follow the largest mapped block that was freed, up to 32 MiB, until a parameter is set for the first
+    /// time; from then on they stay. After [`Retention::Nothing`] they are set to where such a block would have brought them.
+    pub fn retain_by(
+        mallopt: impl Fn(c_int, c_int) -> c_int,
+        retention: Retention,
+        largest: fn(usize) -> usize,
+    ) {
+        let told = TOLD.load(Relaxed);
+        let (mmap, trim) = match retention {
+            Retention::Nothing if told != 0 || is_tuned() => return,
+            Retention::Nothing => (LEAST_MMAP_THRESHOLD, LEAST_MMAP_THRESHOLD),
             // They are glibc's still.
             _ if !SET.load(Relaxed) => return,
-            _ => largest.clamp(LEAST_MMAP_THRESHOLD, MOST_MMAP_THRESHOLD),
+            _ => {
+                let threshold = largest(MOST_MMAP_THRESHOLD).max(LEAST_MMAP_THRESHOLD);
+                (threshold, 2 * threshold)
+            }
         };
-        let is_tuned = || {
-            [c"MALLOC_MMAP_THRESHOLD_", c"MALLOC_TRIM_THRESHOLD_", c"MALLOC_TOP_PAD_"]
-                .into_iter()
-                .any(|name| crate::os::environment(name).is_some())
-                || crate::os::environment_has(c"GLIBC_TUNABLES", b"glibc.malloc.")
-        };
-        if TOLD.load(Relaxed) || is_tuned() {
-            return;
-        }
         SET.store(true, Relaxed);
-        let trim = if retention == Retention::Nothing { threshold } else { 2 * threshold };
-        mallopt(libc::M_MMAP_THRESHOLD, threshold as c_int);
-        mallopt(libc::M_TRIM_THRESHOLD, trim as c_int);
+        for (parameter, value) in [(libc::M_MMAP_THRESHOLD, mmap), (libc::M_TRIM_THRESHOLD, trim)] {
+            if told & bit(parameter) == 0 {
+                mallopt(parameter, value as c_int);
+            }
+        }
     }
 }
 
 /// Where glibc's threshold for mapped blocks begins, and where it ends. (`DEFAULT_MMAP_THRESHOLD_MIN` and `_MAX`.)
 const LEAST_MMAP_THRESHOLD: usize = 128 << 10;
 const MOST_MMAP_THRESHOLD: usize = 32 << 20;
+/// The parameters that end glibc's own adaptation, each of which has a bit in [`TOLD`].
+const ADAPTED: [c_int; 4] =
+    [libc::M_TRIM_THRESHOLD, libc::M_MMAP_THRESHOLD, libc::M_TOP_PAD, libc::M_MMAP_MAX];
 
-/// The program has tuned what retention is about.
-static TOLD: AtomicBool = AtomicBool::new(false);
+/// Those of them that the program has set.
+static TOLD: AtomicU32 = AtomicU32::new(0);
 /// The thresholds were set for a retention.
 static SET: AtomicBool = AtomicBool::new(false);
+
+fn bit(parameter: c_int) -> u32 {
+    ADAPTED.iter().position(|&adapted| adapted == parameter).map_or(0, |place| 1 << place)
+}
+
+/// Whether the user's environment tunes glibc.
+fn is_tuned() -> bool {
+    [c"MALLOC_MMAP_THRESHOLD_", c"MALLOC_TRIM_THRESHOLD_", c"MALLOC_TOP_PAD_", c"MALLOC_MMAP_MAX_"]
+        .into_iter()
+        .any(|name| crate::os::environment(name).is_some())
+        || crate::os::environment_has(c"GLIBC_TUNABLES", b"glibc.malloc.")
+}
 
 // SAFETY: malloc's contract is that of the trait.
 unsafe impl Backend for Glibc {
@@ -95,7 +110,7 @@ unsafe impl Backend for Glibc {
         unsafe { libc::malloc_trim(0) };
     }
 
-    fn retain(retention: Retention, largest: usize) {
+    fn retain(retention: Retention, largest: fn(usize) -> usize) {
         // SAFETY: mallopt takes any numbers.
         Self::retain_by(|parameter, value| unsafe { libc::mallopt(parameter, value) }, retention, largest);
     }
@@ -158,7 +173,10 @@ mod tests {
 
     #[test]
     fn thresholds_go_down_and_come_back_to_the_largest_block() {
-        let set = |retention, largest| {
+        if is_tuned() {
+            return eprintln!("skipped: the environment tunes glibc");
+        }
+        let set = |retention, largest: fn(usize) -> usize| {
             let calls = std::cell::RefCell::new(Vec::new());
             let mallopt = |parameter, value| {
                 calls.borrow_mut().push((parameter, value));
@@ -168,13 +186,18 @@ mod tests {
             calls.into_inner()
         };
         let both = |mmap, trim| vec![(libc::M_MMAP_THRESHOLD, mmap), (libc::M_TRIM_THRESHOLD, trim)];
-        assert_eq!(set(Retention::Long, 5 << 20), [], "they follow the program");
-        assert_eq!(set(Retention::Nothing, 5 << 20), both(128 << 10, 128 << 10));
-        assert_eq!(set(Retention::Long, 5 << 20), both(5 << 20, 10 << 20));
-        assert_eq!(set(Retention::Usual, 500 << 20), both(32 << 20, 64 << 20));
+        assert_eq!(set(Retention::Long, |_| 5 << 20), [], "they follow the program");
+        assert_eq!(set(Retention::Nothing, |_| 5 << 20), both(128 << 10, 128 << 10));
+        assert_eq!(set(Retention::Long, |_| 5 << 20), both(5 << 20, 10 << 20));
+        assert_eq!(set(Retention::Usual, |most| most), both(32 << 20, 64 << 20));
         Glibc::is_told(libc::M_ARENA_MAX);
-        assert_eq!(set(Retention::Usual, 1000), both(128 << 10, 256 << 10));
+        assert_eq!(set(Retention::Nothing, |_| 1000), both(128 << 10, 128 << 10));
         Glibc::is_told(libc::M_TRIM_THRESHOLD);
-        assert_eq!(set(Retention::Nothing, 1000), [], "the program has its own");
+        assert_eq!(
+            set(Retention::Usual, |_| 0),
+            [(libc::M_MMAP_THRESHOLD, 128 << 10)],
+            "the other is the program's"
+        );
+        assert_eq!(set(Retention::Nothing, |_| 0), [], "the program has its own");
     }
 }

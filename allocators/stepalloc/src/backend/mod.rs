@@ -86,8 +86,9 @@ pub unsafe trait Backend: 'static {
     /// Called before the process's first allocation.
     fn begin() {}
 
-    /// Says what is to become of memory that is not in use, in a program whose largest block known so far has `largest` bytes.
-    fn retain(_retention: Retention, _largest: usize) {}
+    /// Says what is to become of memory that is not in use. `largest` tells the bytes of the largest block that the program is
+    /// known to have asked for, of those with so many bytes at most; 0 where there is none.
+    fn retain(_retention: Retention, _largest: fn(usize) -> usize) {}
 
     /// A block of `size` bytes, or null.
     ///

@@ -200,6 +200,7 @@ impl Engine {
     fn look_for_rhythm(&mut self, settings: &Settings) {
         if os::address_space_is_limited() {
             // What is learned and planned with would be taken from the program.
+            self.drop_kept();
             route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
             return;
         }

@@ -1,10 +1,14 @@
+//! Threads that look at what the program does not say: that it asks for nothing any more.
+//!
 //! The arena's pages while a plan serves: memory goes back, on request and when the program has asked for nothing of planned
 //! size for a while, and huge pages come where all of it is there.
 //!
 //! A thread looks to it now and then. It is there only while a plan serves and is used: it ends when it has given the arena's
 //! pages back, and is started again at the next boundary. The pages come again when they are touched; plans stay as they are.
 
-use super::{Engine, Phase, trim};
+use super::{ENGINE, Engine, Phase, RETURNING, trim};
+use crate::backend::Retention;
+use crate::listener::LISTENER;
 use crate::os;
 use crate::route::{self, MISSES, STATE};
 use crate::settings::{HugePages, Settings};
@@ -22,6 +26,10 @@ static UNITING: AtomicBool = AtomicBool::new(false);
 const LOOKS: u32 = 4;
 /// The thread sleeps no longer at a time, so that a process whose first thread has ended ends with its others.
 const NAP: Duration = Duration::from_secs(1);
+/// Memory that is not in use goes back at once for no longer than this after the last request of planned size was heard.
+const RETURNING_MOST: Duration = Duration::from_secs(5);
+/// There is a thread that sees to it.
+static BOUNDING: AtomicBool = AtomicBool::new(false);
 /// Times that memory went back because nothing was asked for.
 static RELEASES: AtomicU64 = AtomicU64::new(0);
 
@@ -40,9 +48,10 @@ pub fn release() -> usize {
     })
 }
 
-/// In a forked child, which has no such thread.
-pub(super) fn forget_thread() {
+/// In a forked child, which has no such threads.
+pub(super) fn forget_threads() {
     WATCHED.store(false, Relaxed);
+    BOUNDING.store(false, Relaxed);
 }
 
 /// Times that memory went back because nothing was asked for.
@@ -58,6 +67,14 @@ fn activity() -> u64 {
 }
 
 impl Engine {
+    /// The program asks for nothing that a plan could serve.
+    fn end_returning(&mut self) {
+        if self.retention == Retention::Nothing {
+            let planned = self.phase == Phase::Planned;
+            self.retain(if planned { Retention::Long } else { Retention::Usual });
+        }
+    }
+
     /// Starts the thread that looks, where there is none.
     pub(super) fn watch_from_beside(&self, settings: &Settings) {
         let seconds = settings.idle_seconds;
@@ -68,6 +85,34 @@ impl Engine {
         // Where no thread can be had, it is not tried again.
         let _ = os::start_thread(watch, usize::try_from(seconds).unwrap_or(usize::MAX));
     }
+}
+
+/// Starts the thread that ends [`Retention::Nothing`] when the program asks for nothing more of planned size, where there is none.
+pub(super) fn bound_retention() {
+    if !BOUNDING.swap(true, SeqCst) {
+        let _ = os::start_thread(end_retention, 0);
+    }
+}
+
+extern "C" fn end_retention(_: *mut c_void) -> *mut c_void {
+    os::name_thread(c"stepalloc");
+    let (mut before, mut unchanged) = (LISTENER.head(), Duration::ZERO);
+    // A thread that is wanted while this one ends is this one.
+    while RETURNING.load(SeqCst)
+        || BOUNDING.swap(false, SeqCst) && RETURNING.load(SeqCst) && !BOUNDING.swap(true, SeqCst)
+    {
+        thread::sleep(NAP);
+        if os::first_thread_is_gone() {
+            return ptr::null_mut();
+        }
+        let now = LISTENER.head();
+        unchanged = if now == before { unchanged + NAP } else { Duration::ZERO };
+        before = now;
+        if unchanged >= RETURNING_MOST {
+            route::inside(|| ENGINE.with(Some(1), Engine::end_returning));
+        }
+    }
+    ptr::null_mut()
 }
 
 /// Naps since there is more or less of the arena.
