@@ -1,5 +1,5 @@
-//! The command `stepalloc`: runs a program with its steps' memory planned, plans buffers and traces, shows it all on a
-//! real training.
+//! The command `stepalloc`: runs a program with its steps' memory planned, compares it under several allocators, plans buffers
+//! and traces, shows it all on a real training.
 //!
 //! Each subcommand is a module with its own arguments and its own error type; this file only tells them apart. The
 //! program's own standard output belongs to the program being run: what we have to say goes to standard error, except
@@ -12,12 +12,13 @@
 //! | 2 | arguments or files are wrong, and nothing was run; or figures could not be written afterwards |
 //! | 3 | `plan --capacity`: no plan within it was found |
 //! | 70 | a plan did not pass the verifier: our fault |
-//! | 126, 127 | `run`: the program cannot be executed, or was not found |
+//! | 126, 127 | `run`, `compare`: the program cannot be executed, or was not found |
 //! | 128 + signal | ended by a signal |
 //!
-//! Otherwise `run` ends as the program does.
+//! Otherwise `run` and `compare` end as the program does.
 #![deny(unsafe_code)]
 
+mod compare;
 mod demo;
 mod os;
 mod output;
@@ -48,6 +49,7 @@ const USAGE: u8 = 2;
   stepalloc demo                              see it at work: a network, trained under six allocators
   stepalloc run -- python3 train.py           run a program with its steps planned
   stepalloc run --json - -- python3 train.py  and print what was planned as JSON
+  stepalloc compare -- python3 train.py       the same program under eight allocators, side by side
   stepalloc plan trace.csv.gz                 how small can the arena of this step be?
 
 'stepalloc COMMAND --help' says more."
@@ -61,6 +63,8 @@ struct Arguments {
 enum Command {
     /// Run a program with libstepalloc.so in front of its malloc
     Run(run::Arguments),
+    /// Run a program under several allocators, in turns, and tell what differs by more than chance
+    Compare(compare::Arguments),
     /// Plan buffers or a recorded trace, and say how close to the minimum the plan is
     Plan(plan::Arguments),
     /// Train a small network on real data under six allocators and compare them
@@ -77,6 +81,10 @@ fn main() -> ExitCode {
     };
     match Arguments::parse().command {
         Command::Run(arguments) => match run::run(arguments) {
+            Ok(ended) => ended.end_alike(),
+            Err(error) => told(&error, error.exit_code()),
+        },
+        Command::Compare(arguments) => match compare::compare(arguments) {
             Ok(ended) => ended.end_alike(),
             Err(error) => told(&error, error.exit_code()),
         },

@@ -35,6 +35,7 @@ extern "C" fn pass_on(signal: c_int) {
 
 /// Sends on what another process sent to us alone. What the terminal (the kernel) sent, the child has got, too.
 extern "C" fn pass_on_if_sent(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    CAUGHT.store(signal, SeqCst);
     // SAFETY: the kernel passes a valid siginfo_t to a handler that was installed with SA_SIGINFO.
     if unsafe { (*info).si_code } <= 0 {
         pass_on(signal);
@@ -131,8 +132,10 @@ impl Forward {
 pub struct Ended {
     /// Its exit status or signal.
     pub how: How,
-    /// Its largest resident set, in bytes.
+    /// Its largest resident set, in bytes, and no less than this process had when it was started.
     pub peak_bytes: u64,
+    /// What it and those it waited for have used.
+    pub usage: Usage,
 }
 
 /// An exit status or a signal.
@@ -190,7 +193,8 @@ pub fn wait(pid: u32) -> io::Result<Ended> {
         How::Exit(libc::WEXITSTATUS(status) as u8)
     };
     // Linux gives kibibytes.
-    Ok(Ended { how, peak_bytes: usage.ru_maxrss.cast_unsigned().saturating_mul(1024) })
+    let peak_bytes = usage.ru_maxrss.cast_unsigned().saturating_mul(1024);
+    Ok(Ended { how, peak_bytes, usage: Usage::of(&usage) })
 }
 
 fn retried(mut call: impl FnMut() -> c_int) -> io::Result<()> {
@@ -203,17 +207,19 @@ fn retried(mut call: impl FnMut() -> c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// What this process has used so far.
-#[derive(Debug, Clone, Copy)]
+/// What a process has used.
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
     /// CPU time of all threads, user and system.
     pub cpu_seconds: f64,
+    /// The system's part of it.
+    pub system_seconds: f64,
     /// Page faults that needed no reading.
     pub minor_faults: u64,
 }
 
 impl Usage {
-    /// Asks the system.
+    /// Asks the system what this process has used so far.
     pub fn now() -> Usage {
         // SAFETY: rusage is plain data for which zero is valid, and getrusage writes to it only.
         let usage = unsafe {
@@ -221,9 +227,14 @@ impl Usage {
             libc::getrusage(libc::RUSAGE_SELF, &mut usage);
             usage
         };
+        Usage::of(&usage)
+    }
+
+    fn of(usage: &libc::rusage) -> Usage {
         let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
         Usage {
             cpu_seconds: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+            system_seconds: seconds(usage.ru_stime),
             minor_faults: usage.ru_minflt.cast_unsigned(),
         }
     }

@@ -19,7 +19,8 @@ use crate::size;
 
 mod library;
 
-use library::{Library, LibraryError};
+pub use library::Library;
+use library::LibraryError;
 
 /// What `stepalloc run` takes.
 #[derive(clap::Args)]
@@ -125,6 +126,18 @@ impl RunError {
             _ => crate::USAGE,
         }
     }
+
+    /// Why a program did not start, in the terms of its user.
+    pub fn not_started(program: &OsStr, source: io::Error) -> RunError {
+        let path = Path::new(program);
+        match source.kind() {
+            io::ErrorKind::NotFound if path.components().count() > 1 && path.exists() => {
+                RunError::NoInterpreter(program.to_owned())
+            }
+            io::ErrorKind::NotFound => RunError::NotFound(program.to_owned()),
+            _ => RunError::NotExecutable { program: program.to_owned(), source },
+        }
+    }
 }
 
 /// Runs the program, keeps its figures, and says how it ended.
@@ -155,7 +168,7 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
         command.env("STEPALLOC_PLAN", plan);
     }
     let signals = Forward::for_program();
-    let child = command.spawn().map_err(|source| not_started(program, source))?;
+    let child = command.spawn().map_err(|source| RunError::not_started(program, source))?;
     let pid = child.id();
     signals.to(pid);
     let ended = os::wait(pid).map_err(RunError::Wait)?;
@@ -179,18 +192,6 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
         summary(&processes).iter().for_each(|line| os::say(line));
     }
     Ok(ended)
-}
-
-/// Why a program did not start, in the terms of its user.
-fn not_started(program: &OsStr, source: io::Error) -> RunError {
-    let path = Path::new(program);
-    match source.kind() {
-        io::ErrorKind::NotFound if path.components().count() > 1 && path.exists() => {
-            RunError::NoInterpreter(program.to_owned())
-        }
-        io::ErrorKind::NotFound => RunError::NotFound(program.to_owned()),
-        _ => RunError::NotExecutable { program: program.to_owned(), source },
-    }
 }
 
 /// The objects the library left, the started process's first.
@@ -223,7 +224,7 @@ fn hand_on(lines: &str) {
 }
 
 /// Whether the library has told that it is in the process.
-fn was_loaded(attached: &Path, pid: u32) -> bool {
+pub fn was_loaded(attached: &Path, pid: u32) -> bool {
     let told = fs::read_to_string(attached).unwrap_or_default();
     told.lines().any(|line| line.trim().parse() == Ok(pid))
 }
@@ -313,7 +314,7 @@ fn summary(processes: &[Value]) -> Vec<String> {
 }
 
 /// What a process did, in a line.
-fn about(process: &Value) -> String {
+pub fn about(process: &Value) -> String {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let path = process["program"].as_str().unwrap_or("the program");
     let name = path.rsplit('/').next().unwrap_or(path);
@@ -356,7 +357,11 @@ fn about(process: &Value) -> String {
 mod tests {
     use super::*;
 
-    const KILLED: Ended = Ended { how: How::Signal(9), peak_bytes: 4096 };
+    const KILLED: Ended = Ended {
+        how: How::Signal(9),
+        peak_bytes: 4096,
+        usage: os::Usage { cpu_seconds: 0.0, system_seconds: 0.0, minor_faults: 0 },
+    };
 
     #[test]
     fn the_started_process_comes_first_and_damaged_lines_are_left_out() {

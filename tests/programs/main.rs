@@ -15,6 +15,7 @@
 //! is not installed is skipped with a line that says so; a C compiler must be there.
 
 mod batches;
+mod compare;
 mod compiled;
 mod contract;
 mod demo;

@@ -1,0 +1,311 @@
+//! The comparison as a table for people and as figures for programs.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::Row;
+use super::judge::{Middle, Verdict, verdicts};
+use super::measure::Run;
+use crate::size;
+
+/// A figure that is compared; less is better.
+struct Figure {
+    /// As figures for programs call it.
+    name: &'static str,
+    /// As the table does.
+    title: &'static str,
+    /// As the sentences under it do.
+    words: &'static str,
+    digits: usize,
+    of: fn(&Run) -> Option<f64>,
+}
+
+const FIGURES: [Figure; 6] = [
+    Figure { name: "seconds", title: "time [s]", words: "Time", digits: 2, of: |run| Some(run.seconds) },
+    Figure {
+        name: "cpu_seconds",
+        title: "CPU [s]",
+        words: "CPU time",
+        digits: 2,
+        of: |run| Some(run.cpu_seconds),
+    },
+    Figure {
+        name: "system_seconds",
+        title: "system [s]",
+        words: "System time",
+        digits: 2,
+        of: |run| Some(run.system_seconds),
+    },
+    Figure {
+        name: "minor_faults",
+        title: "page faults",
+        words: "Page faults",
+        digits: 0,
+        of: |run| Some(run.minor_faults as f64),
+    },
+    Figure {
+        name: "vm_rss_mib",
+        title: "VmRSS [MiB]",
+        words: "Resident memory",
+        digits: 1,
+        of: |run| run.rss_bytes.map(size::mib),
+    },
+    Figure {
+        name: "vm_hwm_mib",
+        title: "VmHWM [MiB]",
+        words: "Peak memory",
+        digits: 1,
+        of: |run| run.hwm_bytes.map(size::mib),
+    },
+];
+
+/// A figure's middle and what it is beside the least; without runs that can be compared there is none.
+type Cell = Option<(Middle, Option<Verdict>)>;
+
+/// What was measured, judged.
+pub struct Table<'a> {
+    rows: &'a [Row],
+    /// For each of [`FIGURES`], each row's middle and verdict.
+    columns: Vec<Vec<Cell>>,
+}
+
+impl<'a> Table<'a> {
+    /// Judges the rows.
+    pub fn of(rows: &'a [Row]) -> Table<'a> {
+        let column = |figure: &Figure| {
+            let of_row = |row: &Row| match row.failure() {
+                Some(_) => Vec::new(),
+                None => row.runs.iter().map(figure.of).collect::<Option<Vec<f64>>>().unwrap_or_default(),
+            };
+            let figures: Vec<Vec<f64>> = rows.iter().map(of_row).collect();
+            let middles = figures.iter().map(|figures| Middle::of(figures));
+            middles.zip(verdicts(&figures)).map(|(middle, verdict)| Some((middle?, verdict))).collect()
+        };
+        Table { rows, columns: FIGURES.iter().map(column).collect() }
+    }
+
+    /// The least median of a column.
+    fn least(&self, column: usize) -> Option<f64> {
+        let cells = self.columns[column].iter().flatten();
+        cells.map(|(middle, _)| middle.median).min_by(f64::total_cmp)
+    }
+
+    /// Multiples of the least, where that is not 0.
+    fn ratio(&self, column: usize, middle: Middle) -> Option<f64> {
+        self.least(column).filter(|&least| least > 0.0).map(|least| middle.median / least)
+    }
+
+    fn cell(&self, column: usize, row: usize) -> String {
+        let Some((middle, verdict)) = self.columns[column][row] else { return "-".to_owned() };
+        let digits = FIGURES[column].digits;
+        let figure = format!("{:.digits$} ± {:.digits$}", middle.median, middle.spread);
+        match (verdict, self.ratio(column, middle)) {
+            (None, _) => figure,
+            (Some(Verdict::Best), _) => format!("{figure}    best"),
+            (Some(Verdict::Equal), _) => format!("{figure}   equal"),
+            (Some(Verdict::More), Some(ratio)) if ratio < 100.0 => format!("{figure} {ratio:>5.2} x"),
+            (Some(Verdict::More), _) => format!("{figure}    more"),
+        }
+    }
+
+    /// A row's cells; of one with a run that went wrong its name and what.
+    fn cells(&self) -> Vec<Vec<String>> {
+        let titles = FIGURES.iter().map(|figure| figure.title.to_owned());
+        let mut cells = vec![std::iter::once("allocator".to_owned()).chain(titles).collect()];
+        for (index, row) in self.rows.iter().enumerate() {
+            let name = std::iter::once(row.allocator.name.clone());
+            cells.push(match row.failure() {
+                Some(failure) => name.chain([failure]).collect(),
+                None => name.chain((0..FIGURES.len()).map(|column| self.cell(column, index))).collect(),
+            });
+        }
+        cells
+    }
+
+    /// Aligned, one allocator a line.
+    pub fn aligned(&self) -> String {
+        let cells = self.cells();
+        let length = |cell: &String| cell.chars().count();
+        let width = |column: usize| {
+            let whole = cells.iter().filter(|line| column == 0 || line.len() > 2);
+            whole.filter_map(|line| line.get(column)).map(length).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..=FIGURES.len()).map(width).collect();
+        let mut text = String::new();
+        for line in &cells {
+            for (column, cell) in line.iter().enumerate() {
+                let _ = match column {
+                    0 => write!(text, "{cell:<width$}", width = widths[0]),
+                    _ if line.len() == 2 => write!(text, "  {cell}"),
+                    _ => write!(text, "  {cell:>width$}", width = widths[column]),
+                };
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    /// As Markdown.
+    pub fn markdown(&self) -> String {
+        let mut text = String::new();
+        for (index, line) in self.cells().iter().enumerate() {
+            let tidy =
+                |cell: &String| cell.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
+            let mut cells: Vec<String> = line.iter().map(tidy).collect();
+            cells.resize(FIGURES.len() + 1, String::new());
+            let _ = writeln!(text, "| {} |", cells.join(" | "));
+            if index == 0 {
+                let _ = writeln!(text, "|---|{}", "---:|".repeat(FIGURES.len()));
+            }
+        }
+        text
+    }
+
+    /// One line a run.
+    pub fn csv(&self) -> String {
+        let names: Vec<&str> = FIGURES.iter().map(|figure| figure.name).collect();
+        let mut text = format!("allocator,round,{},ended\n", names.join(","));
+        for row in self.rows {
+            for (round, run) in row.runs.iter().enumerate() {
+                let figures = FIGURES.iter().map(|figure| {
+                    let figure = (figure.of)(run);
+                    figure.map_or(String::new(), |figure| format!("{figure:.6}"))
+                });
+                let figures: Vec<String> = figures.collect();
+                let ended = super::measure::ended(run.how);
+                let _ =
+                    writeln!(text, "{},{round},{},{ended}", quoted(&row.allocator.name), figures.join(","));
+            }
+        }
+        text
+    }
+
+    /// Each row's figures, runs and verdicts.
+    pub fn json(&self) -> Vec<Value> {
+        let rows = self.rows.iter().enumerate().map(|(index, row)| {
+            let mut figures = json!({});
+            for (column, figure) in FIGURES.iter().enumerate() {
+                if let Some((middle, verdict)) = self.columns[column][index] {
+                    figures[figure.name] = json!({
+                        "median": middle.median,
+                        "spread": middle.spread,
+                        "ratio": self.ratio(column, middle),
+                        "verdict": verdict.map(Verdict::name),
+                    });
+                }
+            }
+            let variables: serde_json::Map<String, Value> =
+                row.allocator.variables().iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+            json!({
+                "allocator": row.allocator.name,
+                "library": row.allocator.library(),
+                "variables": variables,
+                "figures": figures,
+                "failure": row.failure(),
+                "runs": row.runs.iter().map(Run::to_json).collect::<Vec<_>>(),
+            })
+        });
+        rows.collect()
+    }
+
+    /// Who is ahead, where that is no chance: of time, CPU time and peak memory.
+    pub fn conclusion(&self) -> String {
+        let mut text = String::new();
+        for (column, figure) in FIGURES.iter().enumerate() {
+            if ["system_seconds", "minor_faults", "vm_rss_mib"].contains(&figure.name) {
+                continue;
+            }
+            let named = |wanted: Verdict| {
+                let cells = self.columns[column].iter().zip(self.rows);
+                let named =
+                    cells.filter(move |(cell, _)| cell.is_some_and(|(_, verdict)| verdict == Some(wanted)));
+                named.map(|(_, row)| row.allocator.name.as_str()).collect::<Vec<_>>()
+            };
+            let (best, equal, more) = (named(Verdict::Best), named(Verdict::Equal), named(Verdict::More));
+            let Some(best) = best.first() else { continue };
+            let _ = match (equal.is_empty(), more.is_empty()) {
+                (_, true) => writeln!(text, "{}: no difference that is more than chance.", figure.words),
+                (true, false) => writeln!(text, "{}: least with {best}.", figure.words),
+                (false, false) => writeln!(
+                    text,
+                    "{}: least with {best}; within chance of it: {}.",
+                    figure.words,
+                    equal.join(", ")
+                ),
+            };
+        }
+        text
+    }
+}
+
+/// A CSV field.
+fn quoted(field: &str) -> String {
+    if field.contains([',', '"', '\n']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::allocators::Allocator;
+    use super::*;
+    use crate::os::How;
+
+    fn row(name: &str, cpu: f64, mib: u64, how: How) -> Row {
+        let given = [format!("{name}=")];
+        let allocator = Allocator::chosen(&["glibc".into()], &given).expect("an allocator").remove(1);
+        let run = |round: u32| Run {
+            seconds: cpu / 2.0,
+            cpu_seconds: cpu + f64::from(round) / 100.0,
+            system_seconds: 0.0,
+            minor_faults: 7,
+            rss_bytes: Some(mib << 20),
+            hwm_bytes: Some(mib << 20),
+            preloaded: None,
+            how,
+            last_line: "out of luck".to_owned(),
+            statistics: None,
+        };
+        Row { allocator, expected: How::Exit(0), runs: (0..3).map(run).collect(), error: None }
+    }
+
+    #[test]
+    fn the_table_tells_the_best_the_equal_and_the_dead() {
+        let rows = [
+            row("one", 10.0, 100, How::Exit(0)),
+            row("other", 12.0, 100, How::Exit(0)),
+            row("dead", 1.0, 1, How::Signal(11)),
+        ];
+        let table = Table::of(&rows);
+        let expected = "\
+allocator               time [s]               CPU [s]           system [s]    page faults           VmRSS [MiB]           VmHWM [MiB]
+one         5.00 ± 0.00   best   10.01 ± 0.01   best  0.00 ± 0.00   best  7 ± 0   best  100.0 ± 0.0   best  100.0 ± 0.0   best
+other       6.00 ± 0.00 1.20 x   12.01 ± 0.01 1.20 x  0.00 ± 0.00  equal  7 ± 0  equal  100.0 ± 0.0  equal  100.0 ± 0.0  equal
+dead       was killed by signal 11: out of luck
+";
+        let squeezed = |text: &str| {
+            text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+        };
+        assert_eq!(squeezed(&table.aligned()), squeezed(expected));
+        let lengths: Vec<usize> = table.aligned().lines().take(3).map(|line| line.chars().count()).collect();
+        assert!(lengths.iter().all(|&length| length == lengths[0]), "{lengths:?}");
+        assert!(table.markdown().contains("| other | 6.00 ± 0.00 1.20 x |"), "{}", table.markdown());
+        assert_eq!(table.csv().lines().count(), 10);
+        assert!(table.csv().contains(
+            "\nother,1,6.000000,12.010000,0.000000,7.000000,100.000000,100.000000,ended with status 0\n"
+        ));
+        let figures = table.json();
+        assert_eq!(figures[1]["figures"]["cpu_seconds"]["verdict"], "more");
+        assert_eq!(figures[2]["failure"], "was killed by signal 11: out of luck");
+        assert_eq!(figures[2]["figures"], json!({}));
+        let conclusion = table.conclusion();
+        assert!(conclusion.contains("CPU time: least with one.\n"), "{conclusion}");
+        assert!(
+            conclusion.contains("Peak memory: no difference that is more than chance.\n"),
+            "{conclusion}"
+        );
+    }
+}

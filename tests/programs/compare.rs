@@ -1,0 +1,204 @@
+//! `stepalloc compare`: the table, the figures, and programs that do not end as they should.
+
+use crate::compiled;
+use crate::process::{self, Ended};
+use crate::pytorch::PYTHON;
+use serde_json::Value;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+/// Figures may differ by so much from those of other observers.
+const AGREEMENT: f64 = 0.02;
+
+fn compare(options: &[&str], program: &[&str]) -> std::process::Command {
+    let mut command = process::stepalloc(["compare"]);
+    command.args(options).arg("--").args(program);
+    command
+}
+
+fn figures(file: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(file).expect("the figures were written")).expect("JSON")
+}
+
+/// The table's line of an allocator.
+fn line<'a>(ended: &'a Ended, name: &str) -> &'a str {
+    let found = ended.err().lines().find(|line| line.split_whitespace().next() == Some(name));
+    found.unwrap_or_else(|| panic!("{name} is not in the table:\n{}", ended.err()))
+}
+
+#[test]
+fn the_first_run_is_the_programs_own_and_all_are_compared() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| directory.path().join(name);
+    let mut command = process::stepalloc(["compare", "--runs", "2", "--json"]);
+    command.arg(file("json")).arg("--csv").arg(file("csv")).args(["--markdown", "-", "--", "sh", "-c"]);
+    command.arg("echo hello; echo world >&2; exit 3");
+    let ended = process::finish(&mut command).with_status(3);
+    assert!(ended.out().starts_with("hello\n| allocator | time [s] |"), "{}", ended.out());
+    assert_eq!(ended.out().matches("hello").count(), 1);
+    assert_eq!(ended.err().matches("world").count(), 1, "{}", ended.err());
+    assert!(ended.ours()[0].contains("ended with status 3"), "{}", ended.err());
+    let names = [
+        "glibc",
+        "glibc-tuned",
+        "jemalloc",
+        "mimalloc",
+        "stepalloc/glibc",
+        "stepalloc/jemalloc",
+        "stepalloc/mimalloc",
+    ];
+    let figures = figures(&file("json"));
+    let rows = figures["results"].as_array().expect("an array");
+    for name in names {
+        line(&ended, name);
+        let row = rows.iter().find(|row| row["allocator"] == name).expect(name);
+        let runs = row["runs"].as_array().expect("runs");
+        assert_eq!(runs.len(), 2, "{row}");
+        assert!(runs.iter().all(|run| run["status"] == 3 && run["minor_faults"].as_u64() > Some(0)), "{row}");
+        assert_eq!(row["failure"], Value::Null, "{row}");
+    }
+    let lines = std::fs::read_to_string(file("csv")).expect("it was written");
+    assert_eq!(lines.lines().count(), 1 + 2 * rows.len(), "{lines}");
+}
+
+/// The script's own view of itself, beside ours.
+#[test]
+fn figures_are_those_of_the_system() {
+    let _alone = process::alone();
+    let directory = tempfile::tempdir().expect("a directory");
+    let (json, seen) = (directory.path().join("json"), directory.path().join("seen"));
+    let script = "
+import json, resource, sys, time
+start = time.monotonic()
+held = bytearray(60_000_000)
+for at in range(0, len(held), 4096): held[at] = 1
+while time.process_time() < 0.8: pass
+time.sleep(0.7)
+usage = resource.getrusage(resource.RUSAGE_SELF)
+status = dict(line.split(':', 1) for line in open('/proc/self/status'))
+mine = {'cpu_seconds': usage.ru_utime + usage.ru_stime, 'minor_faults': usage.ru_minflt,
+        'vm_hwm_bytes': int(status['VmHWM'].split()[0]) * 1024, 'vm_rss_bytes': int(status['VmRSS'].split()[0]) * 1024}
+open(sys.argv[1], 'a').write(json.dumps(mine) + '\\n')
+";
+    let mut command =
+        process::stepalloc(["compare", "--runs", "2", "--allocators", "glibc,jemalloc", "--json"]);
+    command.arg(&json).args(["--", PYTHON, "-c", script]).arg(&seen);
+    if !process::installed(PYTHON) {
+        return;
+    }
+    process::finish(&mut command).with_status(0);
+    let figures = figures(&json);
+    let seen = std::fs::read_to_string(&seen).expect("the script wrote it");
+    let mut seen = seen.lines().skip(1).map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    // In the second round the second allocator has the first turn.
+    for (row, round) in [(0, 0), (1, 0), (1, 1), (0, 1)] {
+        let (run, own) = (&figures["results"][row]["runs"][round], seen.next().expect("a line for each run"));
+        // The script looks before it ends.
+        for (name, slack) in
+            [("cpu_seconds", 0.1), ("minor_faults", 200.0), ("vm_hwm_bytes", 0.0), ("vm_rss_bytes", 0.0)]
+        {
+            let (ours, own) = (run[name].as_f64().expect(name), own[name].as_f64().expect(name));
+            assert!((ours - own).abs() <= AGREEMENT * own + slack, "{name}: {ours} beside {own}");
+        }
+        assert!(run["seconds"].as_f64() >= Some(1.5), "{run}");
+    }
+    assert_eq!(seen.next(), None);
+}
+
+#[test]
+fn a_library_that_kills_the_program_is_a_row_that_says_so() {
+    let mut command = compare(
+        &["--runs", "2", "--allocators", "glibc", "--allocator", "deadly=,DEADLY=1"],
+        &["sh", "-c", "echo why >&2; [ -z \"$DEADLY\" ] || kill -9 $$"],
+    );
+    let ended = process::finish(&mut command).with_status(0);
+    assert!(line(&ended, "deadly").ends_with("was killed by signal 9: why"), "{}", ended.err());
+    let alone = line(&ended, "glibc");
+    assert!(alone.contains('±') && !alone.contains("best"), "{}", ended.err());
+}
+
+#[test]
+fn a_library_that_does_not_get_in_is_told() {
+    let Ok(steps) = compiled::static_steps() else {
+        return process::skip("the C library has no static form");
+    };
+    let mut command =
+        compare(&["--runs", "2", "--allocators", "glibc,jemalloc"], &[steps.to_str().expect("a path")]);
+    let ended = process::finish(&mut command).with_status(0);
+    assert!(line(&ended, "jemalloc").contains("was not loaded"), "{}", ended.err());
+    let mut command = compare(&["--runs", "2", "--allocator", "none=/etc/passwd"], &["sleep", "0.3"]);
+    let ended = process::finish(&mut command).with_status(0);
+    assert!(line(&ended, "none").contains("was not loaded"), "{}", ended.err());
+}
+
+#[test]
+fn what_is_read_is_read_again() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (input, seen) = (directory.path().join("input"), directory.path().join("seen"));
+    std::fs::write(&input, "head\nbody\n").expect("written");
+    let script = format!(
+        "{{ read first; exec {} compare --runs 2 --allocators glibc,jemalloc -- sh -c 'cat >> \"$0\"' {}; }} < {}",
+        stepalloc_tests::built().join("stepalloc").display(),
+        seen.display(),
+        input.display()
+    );
+    process::finish(process::command("sh").args(["-c", &script])).with_status(0);
+    assert_eq!(std::fs::read_to_string(&seen).expect("it was written"), "body\n".repeat(5));
+    let mut piped = process::command("sh");
+    piped.args(["-c", "echo all | \"$0\" compare --runs 2 --allocators glibc,jemalloc -- cat"]);
+    let ended = process::finish(piped.arg(stepalloc_tests::built().join("stepalloc"))).with_status(0);
+    assert_eq!(ended.out(), "all\n");
+    assert!(ended.err().contains("standard input is no file"), "{}", ended.err());
+}
+
+#[test]
+fn what_is_wrong_is_told_and_nothing_is_run() {
+    let refused = |options: &[&str], program: &str, status: i32, word: &str| {
+        let ended = process::finish(&mut compare(options, &[program])).with_status(status);
+        assert!(ended.out().is_empty() && ended.err().contains(word), "{word}: {}", ended.err());
+    };
+    refused(&["--allocators", "tmalloc"], "echo", 2, "stepalloc/jemalloc");
+    refused(&["--allocators", "glibc"], "echo", 2, "needs two");
+    refused(&["--allocator", "mine=/no/such.so"], "echo", 2, "/no/such.so");
+    refused(&["--runs", "1"], "echo", 2, "--runs");
+    refused(&["--json", "/no/such/directory/f"], "echo", 2, "/no/such/directory/f");
+    refused(&[], "no-such-program", 127, "not found");
+    refused(&[], "/etc/passwd", 126, "permissions");
+}
+
+#[test]
+fn much_output_and_processes_in_the_background_hold_nothing_up() {
+    let program = "head -c 200000000 /dev/zero; head -c 20000000 /dev/zero >&2; sleep 30 & exit 0";
+    let mut command =
+        compare(&["--runs", "2", "--allocators", "glibc,stepalloc/glibc"], &["sh", "-c", program]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let start = std::time::Instant::now();
+    let status = command.status().expect("it can be started");
+    assert!(status.success());
+    assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
+}
+
+#[test]
+fn what_was_measured_before_an_interrupt_is_kept() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (json, runs) = (directory.path().join("json"), directory.path().join("runs"));
+    let mut command =
+        process::stepalloc(["compare", "--runs", "1000", "--allocators", "glibc,jemalloc", "--json"]);
+    command.arg(&json).args(["--", "sh", "-c", "echo >> \"$0\"; exec sleep 0.05"]).arg(&runs);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().expect("it can be started");
+    let pid = i32::try_from(child.id()).expect("a process");
+    let count = || std::fs::read_to_string(&runs).map_or(0, |lines| lines.lines().count());
+    let start = std::time::Instant::now();
+    while count() < 8 && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // SAFETY: a signal to a child that is not waited for yet.
+    unsafe { libc::kill(pid, libc::SIGINT) };
+    let ended = process::await_end(child, "compare").with_status(130);
+    line(&ended, "jemalloc");
+    let figures = figures(&json);
+    let kept = figures["results"][0]["runs"].as_array().expect("runs").len();
+    assert!((2..1000).contains(&kept), "{figures}");
+}
