@@ -23,6 +23,7 @@ mod demo;
 mod os;
 mod output;
 mod plan;
+mod progress;
 mod run;
 mod size;
 

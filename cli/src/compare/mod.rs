@@ -12,19 +12,20 @@ mod measure;
 mod table;
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar};
 use serde_json::json;
 use thiserror::Error;
 
 use crate::os::{self, Ended, Forward, How};
 use crate::output::{Output, OutputError};
+use crate::progress;
 use crate::run::{self, Library, RunError};
 use allocators::{Allocator, AllocatorError};
 use measure::{Places, Run, Streams};
@@ -287,16 +288,7 @@ struct Progress {
 
 impl Progress {
     fn new(count: u64) -> Progress {
-        let lines = !io::stderr().is_terminal();
-        let target = if lines { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-        let bar = ProgressBar::with_draw_target(Some(count), target);
-        let style = ProgressStyle::with_template("{msg:40} [{bar:30}] {pos} of {len}  {eta} left");
-        if let Ok(style) = style {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        if !lines {
-            bar.enable_steady_tick(Duration::from_millis(250));
-        }
+        let (bar, lines) = progress::bar(count, "{msg:40} [{bar:30}] {pos} of {len}  {eta} left");
         Progress { bar, lines, start: Instant::now() }
     }
 

@@ -12,18 +12,19 @@ mod data;
 mod network;
 mod table;
 
-use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::os::{self, Forward, How};
 use crate::output::{self, Output, OutputError};
+use crate::progress;
 use crate::run::Backend;
 use table::Row;
 
@@ -245,16 +246,8 @@ struct Progress {
 
 impl Progress {
     fn new(count: usize, epochs: u32) -> Progress {
-        let lines = !io::stderr().is_terminal();
-        let target = if lines { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-        let bar = ProgressBar::with_draw_target(Some(count as u64 * u64::from(epochs)), target);
-        let style = ProgressStyle::with_template("{msg:34} [{bar:30}] {percent:>3} %  {eta} left");
-        if let Ok(style) = style {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        if !lines {
-            bar.enable_steady_tick(Duration::from_millis(250));
-        }
+        let (bar, lines) =
+            progress::bar(count as u64 * u64::from(epochs), "{msg:34} [{bar:30}] {percent:>3} %  {eta} left");
         Progress { bar, epochs, count, lines }
     }
 
