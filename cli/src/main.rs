@@ -1,5 +1,5 @@
 //! The command `stepalloc`: runs a program with its steps' memory planned, compares it under several allocators, plans buffers
-//! and traces, shows it all on a real training.
+//! and traces, shows plans as a page, and all of it on a real training.
 //!
 //! Each subcommand is a module with its own arguments and its own error type; this file only tells them apart. The
 //! program's own standard output belongs to the program being run: what we have to say goes to standard error, except
@@ -24,6 +24,8 @@ mod os;
 mod output;
 mod plan;
 mod progress;
+mod recording;
+mod report;
 mod run;
 mod size;
 
@@ -68,6 +70,8 @@ enum Command {
     Compare(compare::Arguments),
     /// Plan buffers or a recorded trace, and say how close to the minimum the plan is
     Plan(plan::Arguments),
+    /// Show a trace, buffers or plans as a page for the browser
+    Report(report::Arguments),
     /// Train a small network on real data under six allocators and compare them
     Demo(demo::Arguments),
     /// One of the demo's processes
@@ -92,6 +96,9 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => {
             plan::plan(arguments).unwrap_or_else(|error| told(&error, error.exit_code()))
         }
+        Command::Report(arguments) => {
+            report::report(&arguments).unwrap_or_else(|error| told(&error, error.exit_code()))
+        }
         Command::Demo(arguments) => {
             demo::demo(arguments).unwrap_or_else(|error| told(&error, error.exit_code()))
         }
@@ -113,11 +120,11 @@ mod tests {
 
     #[test]
     fn options_that_do_not_exist_are_refused_not_passed_to_the_program() {
-        for option in ["--report", "--trace"] {
-            let parsed = Arguments::try_parse_from(["stepalloc", "run", option, "F", "--", "true"]);
-            let error = parsed.err().map(|error| error.kind());
-            assert_eq!(error, Some(clap::error::ErrorKind::UnknownArgument), "{option}");
-        }
+        let parsed = Arguments::try_parse_from(["stepalloc", "run", "--recrod", "F", "--", "true"]);
+        assert_eq!(parsed.err().map(|error| error.kind()), Some(clap::error::ErrorKind::UnknownArgument));
+        let alone = Arguments::try_parse_from(["stepalloc", "run", "--call-sites", "--", "true"]);
+        let missing = clap::error::ErrorKind::MissingRequiredArgument;
+        assert_eq!(alone.err().map(|error| error.kind()), Some(missing));
     }
 
     #[test]

@@ -22,6 +22,19 @@ pub fn say(line: &str) {
     let _ = writeln!(io::stderr().lock(), "stepalloc: {line}");
 }
 
+/// The time now, as people read it.
+pub fn utc_now() -> String {
+    let mut text = [0u8; 32];
+    // SAFETY: plain data, for which zero is valid; the format ends with a nul byte, and the text is as long as said.
+    let length = unsafe {
+        let now = libc::time(std::ptr::null_mut());
+        let mut parts: libc::tm = std::mem::zeroed();
+        libc::gmtime_r(&now, &mut parts);
+        libc::strftime(text.as_mut_ptr().cast(), text.len(), c"%Y-%m-%d %H:%M UTC".as_ptr(), &parts)
+    };
+    String::from_utf8_lossy(&text[..length]).into_owned()
+}
+
 /// Sends a caught signal on; before there is a child, [`Forward::to`] does.
 extern "C" fn pass_on(signal: c_int) {
     CAUGHT.store(signal, SeqCst);

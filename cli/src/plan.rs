@@ -25,7 +25,7 @@ use waiting::Waiting;
 /// `--capacity` was given and no plan within it was found.
 const OVER_CAPACITY: u8 = 3;
 /// A plan broke a rule: EX_SOFTWARE of sysexits.h.
-const INTERNAL: u8 = 70;
+pub const INTERNAL: u8 = 70;
 /// The allocator's own default: smaller blocks are never planned.
 const MIN_BYTES: u64 = 32 << 10;
 /// What errors call the input `-`.

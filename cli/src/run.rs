@@ -18,13 +18,17 @@ use crate::output::{Output, OutputError};
 use crate::size;
 
 mod library;
+mod metrics;
+mod watched;
 
 pub use library::Library;
 use library::LibraryError;
+use watched::{Wanted, Watched};
 
 /// What `stepalloc run` takes.
 #[derive(clap::Args)]
 #[command(
+    group = clap::ArgGroup::new("recorded").args(["report", "trace"]).multiple(true),
     after_help = "The program's steps are found by the rhythm of its allocations, or marked by it with stepalloc_step(), which the
 library exports. Settings are taken from the environment: START_STATISTIC_STEP, STABLE_STATISTIC_STEP, MAX_STATISTIC_STEP, ENABLE_MEMORY_OPTIMIZATION, STEPALLOC_*.
 The library is looked for in STEPALLOC_LIBRARY (its path), beside this command, and in ../lib.
@@ -34,6 +38,7 @@ figures could not be written.
 
 Examples:
   stepalloc run -- python3 train.py
+  stepalloc run --report train.html --call-sites -- python3 train.py
   stepalloc run --plan train.plan -- python3 train.py     (the second time it begins with the plan of the first)
   stepalloc run --plan 'rank-%r.plan' -- mpirun -n 2 python3 train.py
   START_STATISTIC_STEP=4 stepalloc run --backend jemalloc --json figures.json -- python3 train.py --epochs 3"
@@ -48,6 +53,19 @@ pub struct Arguments {
     /// Begin with the plans of this file, and keep new ones in it; %r stands for the process's rank (torchrun, mpirun)
     #[arg(long, value_name = "F")]
     plan: Option<PathBuf>,
+    /// Write a page that shows the plan, the steps and what found no place in it
+    #[arg(long, value_name = "F.html")]
+    report: Option<PathBuf>,
+    /// Write every allocation and free of planned size (memtrace v1, gzip'ed where the name ends in .gz), for `stepalloc report`
+    /// and `stepalloc plan`
+    #[arg(long, value_name = "F.csv.gz")]
+    trace: Option<PathBuf>,
+    /// With --report or --trace: also who asked for each block
+    #[arg(long, requires = "recorded")]
+    call_sites: bool,
+    /// Write metrics as OpenMetrics text, again each second while the program runs
+    #[arg(long, value_name = "F.prom")]
+    metrics: Option<PathBuf>,
     /// Do not sum up the run on standard error
     #[arg(long, short)]
     quiet: bool,
@@ -146,7 +164,9 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
     let [program, rest @ ..] = arguments.program.as_slice() else {
         return Err(RunError::NotFound(OsString::new()));
     };
-    let json = arguments.json.as_deref().map(Output::open).transpose()?;
+    let open = |path: &Option<PathBuf>| path.as_deref().map(Output::open).transpose();
+    let (json, report) = (open(&arguments.json)?, open(&arguments.report)?);
+    let trace = arguments.trace.clone().zip(open(&arguments.trace)?);
     let directory = tempfile::Builder::new().prefix("stepalloc-").tempdir().map_err(RunError::Temporary)?;
     let figures = directory.path().join("figures");
     let attached = directory.path().join("attached");
@@ -167,13 +187,23 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
             std::path::absolute(plan).map_err(|source| RunError::Plan { path: plan.clone(), source })?;
         command.env("STEPALLOC_PLAN", plan);
     }
+    let wanted = Wanted {
+        trace,
+        report,
+        call_sites: arguments.call_sites,
+        metrics: arguments.metrics,
+        plan: arguments.plan,
+    };
+    let watched = Watched::prepare(wanted, directory.path(), &mut command);
     let signals = Forward::for_program();
     let child = command.spawn().map_err(|source| RunError::not_started(program, source))?;
     let pid = child.id();
     signals.to(pid);
-    let ended = os::wait(pid).map_err(RunError::Wait)?;
-
     let name = program.to_string_lossy();
+    let refreshing = watched.refresh(pid, &name);
+    let ended = os::wait(pid).map_err(RunError::Wait)?;
+    drop(refreshing);
+
     let lines = fs::read_to_string(&figures).unwrap_or_default();
     let mut processes = read(&lines, pid);
     hand_on(&lines);
@@ -182,6 +212,9 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
             "libstepalloc.so was not loaded into {name} (statically linked, setuid, or not for this architecture); it ran without stepalloc"
         ));
     }
+    let words: Vec<String> =
+        arguments.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    watched.write(&words, &processes, pid, &ended)?;
     if let Some(json) = json {
         if processes.is_empty() {
             processes.push(without_steps(pid, &name, arguments.backend, &ended));

@@ -9,14 +9,17 @@
 //! | `a,thread,id,size,align` | a new block; align 0 is plain malloc, which promises 16 |
 //! | `r,thread,id,size,align` | a block changes its size and may move |
 //! | `f,thread,id,,` | a block is freed |
+//! | `# site N frame;frame` | the call stack that a sixth column, `site`, names by its number: outermost frame first |
+//!
+//! The column `site` is there where the first line says `columns=op,thread,id,size,align,site`; 0 or nothing is unknown.
 //!
 //! Nothing is believed: an id that is allocated twice or freed without being alive is an error with its line.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use crate::lines::{Fault, Lines, ReadError, number};
-use crate::steps::{Event, StepProblem, Steps};
+use crate::steps::{Event, Key, StepProblem, Steps};
 
 /// How the first line begins.
 pub const MAGIC: &str = "# memtrace v1";
@@ -25,7 +28,22 @@ pub const MAGIC: &str = "# memtrace v1";
 pub const MALLOC_ALIGN: u64 = 16;
 
 /// The columns of an event.
-const COLUMNS: &str = "op,thread,id,size,align";
+pub const COLUMNS: &str = "op,thread,id,size,align";
+
+/// The columns of an event that says who asked.
+pub const COLUMNS_WITH_SITES: &str = "op,thread,id,size,align,site";
+
+/// The most call sites a trace may name.
+const MAX_SITES: usize = 1 << 20;
+
+/// Who asked for something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Caller {
+    /// The recorder's number of the thread.
+    pub thread: u32,
+    /// Index into [`Trace::sites`]; 0 is unknown.
+    pub site: u32,
+}
 
 /// One step of a trace.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -36,6 +54,8 @@ pub struct Step {
     pub micros: u64,
     /// What happened; a reallocation is a `Free` and the `Allocate` of the same block that moved from it.
     pub events: Vec<Event>,
+    /// Who asked for each of these events.
+    pub callers: Vec<Caller>,
 }
 
 /// A trace.
@@ -47,12 +67,15 @@ pub struct Trace {
     pub min_bytes: u64,
     /// Threads the workload ran with, as its first line says.
     pub threads: u32,
-    /// Blocks alive before step 0.
-    pub already: usize,
-    /// Their bytes.
-    pub already_bytes: u64,
+    /// Call stacks, frames with semicolons between them, outermost first; the first is empty: unknown. Empty where none
+    /// were recorded.
+    pub sites: Vec<String>,
+    /// Blocks alive before step 0, and the bytes of each.
+    pub already: Vec<(u32, u64)>,
     /// The complete steps.
     pub steps: Vec<Step>,
+    /// Microseconds on the recorder's clock at the end of the last of them.
+    pub end_micros: u64,
     /// Events after the last boundary, which belong to no complete step and are dropped.
     pub unfinished: usize,
 }
@@ -73,6 +96,25 @@ impl Trace {
             }));
         }
         steps.problem()
+    }
+
+    /// Who asks for the blocks of these keys, as of the newest step that did; `None` where none has.
+    ///
+    /// `class` says by which size and alignment the keys' blocks are told from each other, of what was asked for.
+    pub fn callers(&self, keys: &[Key], class: impl Fn(u64, u64) -> (u64, u64)) -> Vec<Option<Caller>> {
+        let mut found: HashMap<Key, Caller> = HashMap::new();
+        for step in &self.steps {
+            let mut counts: HashMap<(u64, u64), u32> = HashMap::new();
+            for (event, &caller) in step.events.iter().zip(&step.callers) {
+                if let Event::Allocate { size, align, .. } = *event {
+                    let (size, align) = class(size, align);
+                    let count = counts.entry((size, align)).or_default();
+                    found.insert(Key { size, align, nth: *count }, caller);
+                    *count += 1;
+                }
+            }
+        }
+        keys.iter().map(|key| found.get(key).copied()).collect()
     }
 }
 
@@ -102,6 +144,11 @@ pub(crate) fn parse(lines: &mut Lines) -> Result<Trace, ReadError> {
             "at least two step boundaries, lines that begin with S",
         ));
     }
+    let named = reader.trace.sites.len() as u32;
+    for caller in reader.trace.steps.iter_mut().flat_map(|step| &mut step.callers) {
+        // A site that the file does not name is as good as none.
+        caller.site = if caller.site < named { caller.site } else { 0 };
+    }
     Ok(reader.trace)
 }
 
@@ -116,6 +163,7 @@ fn header(line: &str, stem: String) -> Result<Trace, Fault> {
             Some(("name", name)) => trace.name = name.to_owned(),
             Some(("min", min)) => trace.min_bytes = number(min, "min")?,
             Some(("threads", threads)) => trace.threads = number(threads, "threads")?,
+            Some(("columns", columns)) if columns == COLUMNS_WITH_SITES => trace.sites.push(String::new()),
             Some(("columns", columns)) if columns != COLUMNS => {
                 return Err(Fault::new(format!("the columns are {columns}"), format!("columns={COLUMNS}")));
             }
@@ -137,13 +185,16 @@ struct Reader {
 
 impl Reader {
     fn line(&mut self, line: &str) -> Result<(), Fault> {
-        if line.starts_with('#') {
-            return Ok(());
+        if let Some(comment) = line.strip_prefix('#') {
+            return match comment.trim_start().strip_prefix("site ") {
+                Some(site) if !self.trace.sites.is_empty() => self.site(site),
+                _ => Ok(()),
+            };
         }
         let mut fields = line.split(',').map(str::trim);
         let mut field = || fields.next().unwrap_or("");
-        let (op, thread, id, third, fourth) = (field(), field(), field(), field(), field());
-        number::<u32>(thread, "thread")?;
+        let (op, thread, id, third, fourth, site) = (field(), field(), field(), field(), field(), field());
+        let thread: u32 = number(thread, "thread")?;
         if op == "S" {
             return self.boundary(id, third, fourth);
         }
@@ -163,17 +214,32 @@ impl Reader {
                 ));
             }
             let (size, _) = request(third, fourth)?;
-            self.trace.already += 1;
-            self.trace.already_bytes = self.trace.already_bytes.saturating_add(size);
+            self.trace.already.push((block, size));
             return self.allocate(block);
         }
         let Some(mut step) = self.running.take() else {
             return Err(Fault::new("an event before the first step", "a line S,0,0,calls,usec before it"));
         };
+        let site = if site.is_empty() || self.trace.sites.is_empty() { 0 } else { number(site, "site")? };
         let done = self.event(op, block, third, fourth, &mut step.events);
+        step.callers.resize(step.events.len(), Caller { thread, site });
         self.trace.unfinished = step.events.len();
         self.running = Some(step);
         done
+    }
+
+    /// The stack of a site's number.
+    fn site(&mut self, text: &str) -> Result<(), Fault> {
+        let (index, frames) = text.split_once(' ').unwrap_or((text, ""));
+        let index: usize = number(index, "site")?;
+        if index >= MAX_SITES {
+            return Err(Fault::new(format!("site {index}"), format!("a number below {MAX_SITES}")));
+        }
+        if index >= self.trace.sites.len() {
+            self.trace.sites.resize(index + 1, String::new());
+        }
+        frames.clone_into(&mut self.trace.sites[index]);
+        Ok(())
     }
 
     /// Events within a step.
@@ -224,7 +290,8 @@ impl Reader {
             return Err(Fault::new(format!("step {index} starts here"), format!("step {expected}")));
         }
         let (calls, micros) = (number(calls, "calls")?, number(micros, "usec")?);
-        self.running = Some(Step { calls, micros, events: Vec::new() });
+        self.trace.end_micros = micros;
+        self.running = Some(Step { calls, micros, ..Step::default() });
         Ok(())
     }
 }

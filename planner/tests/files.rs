@@ -136,7 +136,7 @@ fn a_trace_is_read_and_merged() {
         let file = Temporary::new(&content);
         let Ok(Input::Trace { trace, steps }) = read_any(&file.0, 100) else { panic!("a trace") };
         assert_eq!(
-            (trace.name.as_str(), trace.threads, trace.already, trace.already_bytes),
+            (trace.name.as_str(), trace.threads, trace.already.len(), trace.already[0].1),
             ("toy", 2, 1, 1000)
         );
         assert_eq!((trace.steps.len(), trace.unfinished), (2, 1));

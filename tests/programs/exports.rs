@@ -41,7 +41,7 @@ fn the_library_needs_no_private_symbol_of_glibc() {
 }
 
 /// Bytes of thread-locals the library may have: jemalloc's state of a thread is 1952 of them, mimalloc's and that of
-/// Rust's standard library are some 160, and ours is a byte. What is left is room for their next versions, not for us.
+/// Rust's standard library are some 160, and ours are two bytes. What is left is room for their next versions, not for us.
 const MOST_BYTES: u64 = 2304;
 
 #[test]

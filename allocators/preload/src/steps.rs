@@ -44,6 +44,29 @@ pub unsafe extern "C" fn stepalloc_stats_json(out: *mut c_char, len: usize) -> u
     bytes.len()
 }
 
+/// `int stepalloc_traced(void)`: for an interpreter that says where it is: 1 where something was traced of this thread since
+/// it asked last, with call sites; 0 where nothing was; -1 where nobody wants to know, or any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn stepalloc_traced() -> c_int {
+    match statistic::tracer::takes_sites() {
+        true => statistic::tracer::was_traced().into(),
+        false => -1,
+    }
+}
+
+/// `void stepalloc_name_site(const char *frames)`: says where this thread was at all that was traced of it since the last
+/// call: an interpreter's frames with semicolons between them, outermost first.
+///
+/// # Safety
+/// `frames` ends with a nul byte, or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stepalloc_name_site(frames: *const c_char) {
+    if !frames.is_null() {
+        // SAFETY: the caller's promise.
+        statistic::tracer::name_site(unsafe { CStr::from_ptr(frames) }.to_bytes());
+    }
+}
+
 /// Run by ld.so when the library is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]

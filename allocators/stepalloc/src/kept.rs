@@ -27,7 +27,7 @@ use std::sync::Arc;
 use stepalloc_planner::rhythm::Rhythm;
 use stepalloc_planner::{Block, Key, Problem, StepProblem, verify};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"stepplan");
+const MAGIC: u64 = u64::from_le_bytes(*PLAN_MAGIC);
 const VERSION: u64 = 1;
 /// Larger files are not read.
 const MOST_BYTES: u64 = 64 << 20;
@@ -177,6 +177,58 @@ impl Plans {
         proposal.found = found;
         Some(proposal)
     }
+}
+
+/// How a file of plans begins.
+pub const PLAN_MAGIC: &[u8; 8] = b"stepplan";
+
+/// The plans of a file, for whoever wants to see them.
+#[derive(Clone, Debug)]
+pub struct PlansOfFile {
+    /// The needs of each kind of step. Sizes are those of classes, see [`plan_class`].
+    pub steps: Vec<StepProblem>,
+    /// The offset in bytes of each kind's blocks.
+    pub offsets: Vec<Vec<u64>>,
+    /// Bytes of the arena, which all kinds share.
+    pub height: u64,
+}
+
+/// Why plans cannot be shown.
+#[derive(Debug)]
+pub struct PlanFileError {
+    path: PathBuf,
+    reason: String,
+}
+
+impl fmt::Display for PlanFileError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}: {}", self.path.display(), self.reason)
+    }
+}
+
+impl std::error::Error for PlanFileError {}
+
+/// Reads the plans that a process kept in the file `STEPALLOC_PLAN` named.
+///
+/// # Errors
+/// With the file, and what is wrong with it.
+pub fn read_plans(path: &Path) -> Result<PlansOfFile, PlanFileError> {
+    let failed = |reason: String| PlanFileError { path: path.to_owned(), reason };
+    let found =
+        os::read_whole(path, MOST_BYTES).map_err(|error| failed(format!("cannot be read: {error}")))?;
+    let (bytes, _) = found.ok_or_else(|| failed("there is no such file".to_owned()))?;
+    let plans = Plans::from_bytes(&bytes).map_err(|refused| failed(refused.to_string()))?;
+    Ok(PlansOfFile {
+        steps: plans.needs.iter().map(|needs| needs.step.clone()).collect(),
+        offsets: plans.offsets,
+        height: plans.height,
+    })
+}
+
+/// The size and alignment under which plans know a request of so many bytes.
+pub fn plan_class(bytes: u64, align: u64) -> (u64, u64) {
+    let class = Class::of(usize::try_from(bytes).unwrap_or(usize::MAX), align as usize);
+    class.map_or((bytes, align), |class| (class.bytes(), class.align()))
 }
 
 /// Reads numbers and checks them.

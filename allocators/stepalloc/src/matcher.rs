@@ -17,6 +17,7 @@
 use crate::arena::Arena;
 use crate::cells::{Cells, Cut, Half, Slot, Taken};
 use crate::granules::Run;
+use crate::misses::Reason;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
@@ -157,6 +158,9 @@ const LACKING: u64 = 8;
 /// Another kind may leave one part in this many of a step's bytes without a slot and still explain it.
 const UNEXPLAINED: u64 = 8;
 
+/// Sizes within one part in this many of each other are nearly the same, as for a rhythm.
+const ALIKE: u64 = 16;
+
 /// The answer of [`Matcher::claim_quickly`].
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Quick {
@@ -293,6 +297,25 @@ impl Matcher {
             }
         }
         table.claim(arena, class, entry, nth)
+    }
+
+    /// Why a request of this class, just counted where the plan knows it, has no slot.
+    #[cold]
+    pub(crate) fn why(&self, class: Class) -> Reason {
+        match self.table().find_or_family(class) {
+            Some(entry) if entry.counter.load(Relaxed) <= entry.count.load(Relaxed) => Reason::Busy,
+            Some(_) => Reason::NoSlot,
+            None if self.kinds().any(|kind| kind.slots_of(class) > 0) => Reason::OtherOrder,
+            None => Reason::NoSlot,
+        }
+    }
+
+    /// Whether the plans know no such class, but one of nearly its size.
+    pub(crate) fn has_alike(&self, class: Class) -> bool {
+        let (bytes, near) = (class.bytes(), class.bytes() / ALIKE);
+        let alike = |other: u64| other != 0 && Class(other).bytes().abs_diff(bytes) <= near;
+        let classes = |kind: &Table| kind.classes().any(|entry| alike(entry.class.load(Relaxed)));
+        self.kinds().all(|kind| kind.slots_of(class) == 0) && self.kinds().any(classes)
     }
 
     /// Claims a slot of another kind for a request whose class the kind at hand does not know, if that explains the step.

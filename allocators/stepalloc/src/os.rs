@@ -227,20 +227,21 @@ pub fn keeping_errno<R>(body: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Writes the whole text to a file descriptor; errors are ignored, since there is nobody to tell.
-pub(crate) fn write_all(descriptor: i32, mut bytes: &[u8]) {
+/// Writes the whole text to a file descriptor; `false` where the system refuses.
+pub(crate) fn write_all(descriptor: i32, mut bytes: &[u8]) -> bool {
     while !bytes.is_empty() {
         // SAFETY: the slice is readable for its length.
         let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
         match usize::try_from(written) {
             Ok(count) if count > 0 => bytes = &bytes[count..],
             _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
-            _ => return,
+            _ => return false,
         }
     }
+    true
 }
 
-/// Appends the bytes to a file, made where it does not exist, in one write; `false` when it cannot be opened.
+/// Appends the bytes to a file, made where it does not exist, in one write; `false` where that cannot be.
 pub fn append(path: &CStr, bytes: &[u8]) -> bool {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
     // SAFETY: the path ends with a nul byte; the descriptor is closed by the one who opened it.
@@ -249,10 +250,34 @@ pub fn append(path: &CStr, bytes: &[u8]) -> bool {
         if descriptor < 0 {
             return false;
         }
-        write_all(descriptor, bytes);
+        let written = write_all(descriptor, bytes);
         libc::close(descriptor);
+        written
     }
-    true
+}
+
+/// Copies a file's content, which may have no length beforehand, over another's.
+pub(crate) fn copy(from: &CStr, to: &CStr) {
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
+    // SAFETY: the paths end with a nul byte; reads stay inside the buffer; each descriptor is closed once.
+    unsafe {
+        let (from, to) = (
+            libc::open(from.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC),
+            libc::open(to.as_ptr(), flags, 0o644),
+        );
+        let mut buffer = [0u8; 4096];
+        if from >= 0 && to >= 0 {
+            while let Ok(count @ 1..) =
+                usize::try_from(libc::read(from, buffer.as_mut_ptr().cast(), buffer.len()))
+            {
+                write_all(to, &buffer[..count]);
+            }
+        }
+        [from, to]
+            .into_iter()
+            .filter(|&descriptor| descriptor >= 0)
+            .for_each(|descriptor| _ = libc::close(descriptor));
+    }
 }
 
 /// Reads the beginning of a file into the buffer and returns what was read.

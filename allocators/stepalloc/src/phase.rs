@@ -14,14 +14,17 @@ use crate::alive::Alive;
 use crate::backend::Retention;
 use crate::collector::{Collector, Needs, Proposal, with_others};
 use crate::found::{Found, Start};
+use crate::journal::{self, Journal};
 use crate::listener::LISTENER;
 use crate::lock::{self, Lock};
+use crate::misses::MISSES;
 use crate::os::{self, Text};
 use crate::recorder::RECORDER;
-use crate::route::{self, MISSES, STATE, Watch};
+use crate::route::{self, STATE, Watch};
 use crate::settings::{self, HugePages, Settings};
 use crate::statistics::{Count, History, JSON_BYTES, LastSteps, Phase, Statistics, StepFigures};
 use crate::step;
+use crate::tracer;
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
@@ -36,7 +39,7 @@ mod watch;
 
 use kept::{KEPT_STEPS, Kept, write_kept_by_use};
 use unmarked::Fitting;
-pub(crate) use unmarked::{found_boundary, listen, out_of_rhythm};
+pub(crate) use unmarked::{end_trace, found_boundary, listen, out_of_rhythm};
 pub use watch::release;
 
 /// Events merged in the thread of the step: about 2 ms. A step of 10,000 blocks has twice as many events.
@@ -162,6 +165,7 @@ struct Engine {
     /// Log indexes at which steps ended that are not merged yet.
     ends: Vec<u64>,
     history: History,
+    journal: Journal,
     /// Faults and time at the last boundary.
     faults: u64,
     nanoseconds: u64,
@@ -253,6 +257,7 @@ impl Engine {
             work: Work::None,
             ends: Vec::new(),
             history: History::new(),
+            journal: Journal::new(),
             faults: 0,
             nanoseconds: 0,
             trims_left: 0,
@@ -288,6 +293,9 @@ impl Engine {
         if crate::kept::name().is_some() {
             os::at_exit(write_kept_by_use);
         }
+        if tracer::TRACER.is_wanted() {
+            os::at_exit(tracer::flush_at_exit);
+        }
         if let Some(signal) = settings::statistics_signal()
             && !os::on_signal(signal, say_statistics)
         {
@@ -311,7 +319,7 @@ impl Engine {
         self.crowded =
             if others { (self.crowded + 2).min(2 * CROWDED) } else { self.crowded.saturating_sub(1) };
         let (faults, now) = (os::minor_faults(), os::now_ns());
-        let counted = self.figures(faults, now);
+        let counted = self.figures(1, faults, now);
         self.steps += 1;
         STATE.matcher.expect(None);
         if !settings.enabled {
@@ -356,11 +364,12 @@ impl Engine {
         self.steps - 1
     }
 
-    /// Counts the step that ends now, if a plan served it.
-    fn figures(&mut self, faults: u64, now: u64) -> Option<StepFigures> {
+    /// Counts what ends now, so many steps, if a plan served it.
+    fn figures(&mut self, steps: u64, faults: u64, now: u64) -> Option<StepFigures> {
+        route::trace_boundary();
         let seen = STATE.matcher.next_step();
         let (counted, gap, fallback) = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
-        if self.phase != Phase::Planned || self.steps == 0 {
+        if self.steps == 0 {
             return None;
         }
         let planned = Count {
@@ -374,6 +383,17 @@ impl Engine {
             fallback,
             gap,
         };
+        let state = journal::State {
+            step: self.steps - 1,
+            phase: self.phase as u8,
+            plans: self.plans,
+            arena_bytes: STATE.arena.bytes() as u64,
+            lower_bound: self.lower_bound,
+        };
+        self.journal.add(steps, &figures, &state);
+        if self.phase != Phase::Planned {
+            return None;
+        }
         self.history.push(figures);
         Some(figures)
     }
@@ -535,6 +555,7 @@ impl Engine {
         self.kinds = proposal.needs;
         self.kept_serves = false;
         self.without_slots = without_slots;
+        MISSES.forget_reasons();
         route::set(true, Watch::Nothing, settings.min_bytes);
         // What went back at once does so until the last of these.
         if self.retention == Retention::Usual {
@@ -625,6 +646,7 @@ impl Engine {
             planned_blocks: self.planned_blocks,
             blocks_beyond_limit: self.beyond_limit,
             idle_releases: watch::releases(),
+            misses: MISSES.largest(|class| STATE.matcher.has_alike(class)),
             last_steps,
             vm_rss_bytes,
             vm_hwm_bytes,

@@ -14,11 +14,12 @@ use crate::granules::Run;
 use crate::kept;
 use crate::listener::LISTENER;
 use crate::matcher::{Class, Match, Matcher, Quick};
+use crate::misses::{MISSES, Reason};
 use crate::os;
 use crate::phase;
 use crate::recorder::{Event, RECORDER};
 use crate::settings;
-use crate::statistics::Counter;
+use crate::tracer::{TRACER, Traced};
 use core::cell::Cell;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -57,8 +58,9 @@ const SERVING: u32 = 1;
 const RECORDING: u32 = 2;
 const ATTACHED: u32 = 4;
 const LISTENING: u32 = 8;
-const FLAGS: u32 = 15;
-const WORKER: u32 = 16;
+const TRACING: u32 = 16;
+const FLAGS: u32 = 31;
+const WORKER: u32 = 32;
 /// The mode of a planned process: a plan serves, nothing is recorded or listened to, nobody works inside.
 const PLANNED: u32 = SERVING | ATTACHED;
 /// That of one that is listened to only.
@@ -68,19 +70,6 @@ std::thread_local! {
     /// True while this thread works for the allocator itself. One byte, no destructor.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
-
-/// Blocks that no slot was free for, or that the plan does not know, since the last boundary, and where they went.
-pub(crate) struct Misses {
-    /// Of a class the matcher counted, but not served from a slot; wherever they went.
-    pub(crate) counted: Counter,
-    /// Served from a gap.
-    pub(crate) gap: Counter,
-    /// Served by the backend, though the plan did not leave them to it.
-    pub(crate) fallback: Counter,
-}
-
-pub(crate) static MISSES: Misses =
-    Misses { counted: Counter::new(), gap: Counter::new(), fallback: Counter::new() };
 
 /// What the engine needs of the backend in use.
 pub(crate) struct Attached {
@@ -148,9 +137,9 @@ pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
         Watch::All => LISTENING | RECORDING,
     };
     let flags = if serving { SERVING } else { 0 } | watching;
-    let recording = flags & RECORDING != 0;
+    let tracing = STATE.mode.load(Relaxed) & TRACING != 0;
     let base = STATE.arena.base();
-    let (negated, watched, end) = if recording {
+    let (negated, watched, end) = if flags & RECORDING != 0 || tracing {
         (base.wrapping_neg().wrapping_add(1), usize::MAX, usize::MAX)
     } else if serving {
         (base.wrapping_neg(), STATE.arena.reserved(), base + STATE.arena.reserved())
@@ -164,16 +153,38 @@ pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
     let _ = STATE
         .mode
         .fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING | LISTENING) | flags));
-    THRESHOLD.store(if flags == 0 { CLOSED } else { min_bytes }, Release);
+    THRESHOLD.store(if flags == 0 && !tracing { CLOSED } else { min_bytes }, Release);
 }
 
-/// Ends recording in a forked child, where nobody will read the log, and forgets threads that worked for the allocator in
-/// the parent. Atomics only.
+/// What is watched now.
+fn watch_of(mode: u32) -> Watch {
+    match (mode & LISTENING != 0, mode & RECORDING != 0) {
+        (false, false) => Watch::Nothing,
+        (true, false) => Watch::Sizes,
+        (false, true) => Watch::Events,
+        (true, true) => Watch::All,
+    }
+}
+
+/// Ends tracing. Only who holds the engine's lock may call this: as [`set`], it must not run twice at a time.
+pub(crate) fn stop_tracing(min_bytes: usize) {
+    let mode = STATE.mode.fetch_and(!TRACING, Release);
+    if mode & TRACING != 0 {
+        set(mode & SERVING != 0, watch_of(mode), min_bytes);
+    }
+}
+
+/// Whether a trace is made.
+pub(crate) fn is_tracing() -> bool {
+    STATE.mode.load(Relaxed) & TRACING != 0
+}
+
+/// Ends recording and tracing in a forked child, where nobody will read the log, and forgets threads that worked for the
+/// allocator in the parent. Atomics only.
 pub(crate) fn stop_recording() {
-    let mode = STATE.mode.fetch_and(FLAGS & !RECORDING, Release);
-    if mode & RECORDING != 0 {
-        let watch = if mode & LISTENING != 0 { Watch::Sizes } else { Watch::Nothing };
-        set(mode & SERVING != 0, watch, threshold());
+    let mode = STATE.mode.fetch_and(FLAGS & !(RECORDING | TRACING), Release);
+    if mode & (RECORDING | TRACING) != 0 {
+        set(mode & SERVING != 0, watch_of(mode & !RECORDING), threshold());
     }
 }
 
@@ -202,6 +213,14 @@ pub fn attach<B: Backend>() {
         if kept::name().is_some() {
             LISTENER.wake_after(collector::TELLING as u64);
         }
+    }
+    if TRACER.is_wanted() {
+        STATE.mode.fetch_or(TRACING, Release);
+        // As `set` does where everything is watched.
+        WATCHED_NEGATED.store(STATE.arena.base().wrapping_neg().wrapping_add(1), Release);
+        WATCHED_BYTES.store(usize::MAX, Release);
+        WATCHED_END.store(usize::MAX, Release);
+        THRESHOLD.fetch_min(settings::least_bytes(), Release);
     }
     STATE.mode.fetch_or(ATTACHED, Release);
 }
@@ -240,7 +259,7 @@ fn is_inside() -> bool {
 
 /// A number that tells this thread from most others.
 #[inline(always)]
-fn this_thread() -> u16 {
+pub(crate) fn this_thread() -> u16 {
     // The high bits of a product (Knuth, TAOCP 3, 6.4).
     ((os::thread_pointer() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48) as u16
 }
@@ -402,7 +421,7 @@ unsafe fn allocate_watched<B: Backend>(size: usize, align: usize, zeroed: bool) 
     let served = if mode & SERVING != 0 { serve(size, align) } else { None };
     // SAFETY: the caller's promise.
     let block = unsafe { served_or_backend::<B>(served, size, align, zeroed) };
-    if mode & (RECORDING | LISTENING) != 0 {
+    if mode & (RECORDING | LISTENING | TRACING) != 0 {
         record(mode, block, size, align, None);
     }
     block
@@ -472,7 +491,7 @@ pub unsafe fn reallocate<B: Backend>(
                 ptr::copy_nonoverlapping(block, new, old_size.min(new_size));
                 free_moved::<B>(mode, block, old_size, align);
             }
-            if mode & (RECORDING | LISTENING) != 0 {
+            if mode & (RECORDING | LISTENING | TRACING) != 0 {
                 record(mode, new, new_size, align, Some((block, old_size)));
             }
             return new;
@@ -481,16 +500,17 @@ pub unsafe fn reallocate<B: Backend>(
             return new;
         }
     }
-    if mode & RECORDING != 0 && old_size >= threshold {
-        RECORDER.log(Event::Free { address: block as usize, bytes: old_size });
+    if old_size >= threshold {
+        record_free(mode, block, old_size);
     }
     // SAFETY: the block is the backend's; the rest is the caller's promise.
     let new = unsafe { B::reallocate(block, old_size, align, new_size) };
-    if mode & (RECORDING | LISTENING) != 0 {
+    if mode & (RECORDING | LISTENING | TRACING) != 0 {
         if !new.is_null() {
             record(mode, new, new_size, align, Some((block, old_size)));
-        } else if mode & RECORDING != 0 {
-            record(RECORDING, block, old_size, align, None);
+        } else {
+            // It is as it was.
+            record(mode & !LISTENING, block, old_size, align, None);
         }
     }
     new
@@ -500,8 +520,8 @@ pub unsafe fn reallocate<B: Backend>(
 /// As for [`deallocate`].
 #[inline]
 unsafe fn free_moved<B: Backend>(mode: u32, block: *mut u8, size: usize, align: usize) {
-    if mode & RECORDING != 0 && size >= threshold() {
-        RECORDER.log(Event::Free { address: block as usize, bytes: size });
+    if size >= threshold() {
+        record_free(mode, block, size);
     }
     match STATE.arena.release(block as usize) {
         Released::Block => {}
@@ -531,7 +551,7 @@ fn serve_from_slot(size: usize, align: usize) -> Option<*mut u8> {
         MISSES.counted.add(class.bytes());
     }
     if found != Match::Unplanned {
-        MISSES.fallback.add(class.bytes());
+        MISSES.add(class, why(found, class), false);
     }
     None
 }
@@ -546,7 +566,8 @@ fn in_step(found: Match, class: Class) -> Match {
 
 /// The block the matcher found, or a gap where it found none though it should have.
 fn found_or_gap(found: Match, class: Class) -> Option<*mut u8> {
-    match in_step(found, class) {
+    let found = in_step(found, class);
+    match found {
         Match::Slot(block) => Some(block),
         Match::Unplanned => {
             MISSES.counted.add(class.bytes());
@@ -555,18 +576,25 @@ fn found_or_gap(found: Match, class: Class) -> Option<*mut u8> {
         // Over: another thread is about the boundary.
         Match::Busy | Match::Over(_) => {
             MISSES.counted.add(class.bytes());
-            serve_from_gap(class)
+            serve_from_gap(class, found)
         }
-        Match::Unknown => serve_from_gap(class),
+        Match::Unknown => serve_from_gap(class, found),
+    }
+}
+
+/// Why a request has no slot, when this is what the matcher found.
+fn why(found: Match, class: Class) -> Reason {
+    match found {
+        Match::Over(_) => Reason::OtherOrder,
+        _ => STATE.matcher.why(class),
     }
 }
 
 #[cold]
-fn serve_from_gap(class: Class) -> Option<*mut u8> {
+fn serve_from_gap(class: Class, found: Match) -> Option<*mut u8> {
     let align = (class.align() as usize).max(1 << GRANULE_MIN_SHIFT);
     let gap = STATE.arena.claim_gap(class.bytes() as usize, align);
-    let counter = if gap.is_some() { &MISSES.gap } else { &MISSES.fallback };
-    counter.add(class.bytes());
+    MISSES.add(class, why(found, class), gap.is_some());
     if UNFIT.fetch_add(1, Relaxed) >= UNFIT_MOST.load(Relaxed) {
         phase::out_of_rhythm();
     }
@@ -582,7 +610,41 @@ fn planned_class(block: *mut u8, size: usize, align: usize) -> Option<Class> {
     Class::of(size, align)
 }
 
+/// Adds to the trace; where it is long enough, there will be no more of it.
+#[cold]
+fn trace(traced: Traced) {
+    os::keeping_errno(|| {
+        let wants_more = inside(|| TRACER.log(traced, this_thread()));
+        if !wants_more {
+            phase::end_trace();
+        }
+    });
+}
+
+/// A boundary, for the trace.
+pub(crate) fn trace_boundary() {
+    if is_tracing() {
+        os::keeping_errno(|| inside(|| TRACER.log(Traced::Boundary, this_thread())));
+    }
+}
+
+/// Logs that a block of planned size is about to be freed.
+#[inline]
+fn record_free(mode: u32, block: *mut u8, size: usize) {
+    let address = block as usize;
+    if mode & RECORDING != 0 {
+        RECORDER.log(Event::Free { address, bytes: size });
+    }
+    if mode & TRACING != 0 {
+        trace(Traced::Free { address });
+    }
+}
+
 fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*mut u8, usize)>) {
+    if mode & TRACING != 0 && !block.is_null() && size >= threshold() {
+        let from = from.filter(|&(_, old_size)| old_size >= threshold()).map_or(0, |(from, _)| from as usize);
+        trace(Traced::Allocate { address: block as usize, bytes: size, align, from });
+    }
     let Some(class) = planned_class(block, size, align) else { return };
     let address = block as usize;
     let mut wakes = false;

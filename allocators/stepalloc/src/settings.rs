@@ -114,9 +114,14 @@ pub(crate) fn listen_from() -> Option<usize> {
     if os::environment(c"ENABLE_MEMORY_OPTIMIZATION") == Some(b"0") {
         return None;
     }
+    Some(least_bytes())
+}
+
+/// The least planned size in bytes. Says nothing of a bad value, either.
+pub(crate) fn least_bytes() -> usize {
     let set = os::environment(c"STEPALLOC_MIN_BYTES").and_then(parse_decimal);
     let usable = set.filter(|&bytes| bytes >= LEAST_MIN_BYTES);
-    Some(usable.map_or(Settings::DEFAULT.min_bytes, |bytes| bytes as usize))
+    usable.map_or(Settings::DEFAULT.min_bytes, |bytes| bytes as usize)
 }
 
 /// True once bad values were told.
@@ -204,7 +209,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 /// Digits only: no sign, no spaces, no overflow, not empty.
-fn parse_decimal(value: &[u8]) -> Option<u64> {
+pub(crate) fn parse_decimal(value: &[u8]) -> Option<u64> {
     if value.is_empty() {
         return None;
     }

@@ -3,6 +3,7 @@
 //! Counting costs the allocation path nothing where the plan serves: the matcher's own counters say how many planned
 //! blocks a step asked for. Only what misses is counted one by one.
 
+use crate::misses::{Miss, TOLD};
 use crate::os::{self, Text};
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -74,6 +75,8 @@ pub struct Statistics {
     pub blocks_beyond_limit: u64,
     /// Times that the arena's pages went back to the system, because nothing was asked for.
     pub idle_releases: u64,
+    /// Blocks without a slot since the plan in force serves, by size and reason, those of the most bytes first.
+    pub misses: [Option<Miss>; TOLD],
     /// The newest half of the planned steps, at most 100 of them.
     pub last_steps: LastSteps,
     /// Resident bytes now.
@@ -117,6 +120,14 @@ pub(crate) struct StepFigures {
     pub(crate) gap: Count,
 }
 
+impl StepFigures {
+    /// Nothing.
+    pub(crate) const NONE: Self = {
+        const NONE: Count = Count { allocations: 0, bytes: 0 };
+        Self { minor_faults: 0, nanoseconds: 0, planned: NONE, fallback: NONE, gap: NONE }
+    };
+}
+
 /// A number of allocations and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
@@ -158,9 +169,7 @@ pub(crate) struct History {
 
 impl History {
     pub(crate) const fn new() -> Self {
-        const NONE: Count = Count { allocations: 0, bytes: 0 };
-        let none = StepFigures { minor_faults: 0, nanoseconds: 0, planned: NONE, fallback: NONE, gap: NONE };
-        Self { steps: [none; STEPS_KEPT], pushed: 0 }
+        Self { steps: [StepFigures::NONE; STEPS_KEPT], pushed: 0 }
     }
 
     pub(crate) fn push(&mut self, figures: StepFigures) {
@@ -267,6 +276,16 @@ impl Statistics {
             last.gap_bytes,
             last.step_ms_median,
         )?;
+        out.write_str(", \"misses\": [")?;
+        for (index, miss) in self.misses.iter().flatten().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(
+                out,
+                "{comma}{{\"reason\": \"{}\", \"size\": {}, \"gap_allocations\": {}, \"fallback_allocations\": {}}}",
+                miss.reason, miss.size, miss.gap_allocations, miss.fallback_allocations
+            )?;
+        }
+        out.write_char(']')?;
         write!(out, ", \"vm_rss_bytes\": {}, \"vm_hwm_bytes\": {}}}", self.vm_rss_bytes, self.vm_hwm_bytes)
     }
 }
@@ -274,7 +293,9 @@ impl Statistics {
 /// Bytes of a program's path that are shown.
 const PROGRAM_BYTES: usize = 512;
 /// A JSON object at its longest: every byte of the path escaped, every number with 20 digits, and the names.
-pub(crate) const JSON_BYTES: usize = 6 * PROGRAM_BYTES + 2048;
+pub(crate) const JSON_BYTES: usize = 6 * PROGRAM_BYTES + 2048 + TOLD * MISS_BYTES;
+/// A miss at its longest.
+const MISS_BYTES: usize = 160;
 
 fn write_escaped(out: &mut impl Write, bytes: &[u8]) -> fmt::Result {
     for character in bytes.utf8_chunks().flat_map(|chunk| {

@@ -254,7 +254,7 @@ impl Table {
     }
 
     /// All classes.
-    fn classes(&self) -> impl Iterator<Item = &ClassEntry> {
+    pub(super) fn classes(&self) -> impl Iterator<Item = &ClassEntry> {
         (0..=self.class_mask.load(Relaxed)).step_by(size_of::<ClassEntry>()).map(|place| self.class(place))
     }
 

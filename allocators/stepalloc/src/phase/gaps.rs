@@ -113,7 +113,7 @@ impl Engine {
     /// A round is over in which an arena without slots served.
     pub(super) fn end_round(&mut self, settings: &Settings) {
         UNFIT.store(0, Relaxed);
-        let counted = self.figures(os::minor_faults(), os::now_ns());
+        let counted = self.figures(1, os::minor_faults(), os::now_ns());
         self.steps += 1;
         self.trim_at_boundary();
         self.watch_from_beside(settings);

@@ -16,9 +16,10 @@ use crate::crowd;
 use crate::found::{Followed, Found, Start};
 use crate::listener::LISTENER;
 use crate::matcher::Class;
+use crate::misses::MISSES;
 use crate::os;
 use crate::recorder::RECORDER;
-use crate::route::{self, MISSES, STATE, UNFIT, UNFIT_MOST, Watch};
+use crate::route::{self, STATE, UNFIT, UNFIT_MOST, Watch};
 use crate::settings::Settings;
 use crate::statistics::StepFigures;
 use core::sync::atomic::Ordering::*;
@@ -118,6 +119,12 @@ pub(crate) fn found_boundary(class: Class, step: u64) -> bool {
 #[cold]
 pub(crate) fn out_of_rhythm() {
     within_allocation(Engine::out_of_rhythm);
+}
+
+/// Called when the trace is as long as it may be.
+#[cold]
+pub(crate) fn end_trace() {
+    within_allocation(|engine| route::stop_tracing(engine.settings().min_bytes));
 }
 
 fn within_allocation<R>(body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
@@ -428,7 +435,7 @@ impl Engine {
     pub(super) fn listen_beside(&mut self) {
         let heard = LISTENER.heard().max(4 * self.start.map_or(0, |start| start.rhythm.period as u64));
         // What the plan before missed is not this one's.
-        let _ = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
+        MISSES.forget_step();
         UNFIT.store(0, Relaxed);
         UNFIT_MOST.store(self.unfit_in_a_step(), Relaxed);
         self.trims_within = TRIMS_WITHIN;
@@ -448,8 +455,9 @@ impl Engine {
         STATE.matcher.uncount(class);
         let settings = self.settings();
         let (faults, now) = (os::minor_faults(), os::now_ns());
-        let counted = self.figures(faults, now);
-        self.steps += self.start.map_or(1, |start| start.rhythm.steps as u64);
+        let steps = self.start.map_or(1, |start| start.rhythm.steps as u64);
+        let counted = self.figures(steps, faults, now);
+        self.steps += steps;
         STATE.matcher.expect(Some(class));
         UNFIT.store(0, Relaxed);
         self.trim_at_boundary();

@@ -9,8 +9,9 @@
 use super::{ENGINE, Engine, Phase, RETURNING, trim};
 use crate::backend::Retention;
 use crate::listener::LISTENER;
+use crate::misses::MISSES;
 use crate::os;
-use crate::route::{self, MISSES, STATE};
+use crate::route::{self, STATE};
 use crate::settings::{HugePages, Settings};
 use core::ffi::c_void;
 use core::ptr;
