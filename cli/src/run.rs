@@ -15,15 +15,16 @@ use thiserror::Error;
 
 use crate::os::{self, Ended, Forward, How};
 use crate::output::{Output, OutputError};
+use crate::recording;
 use crate::size;
 
 mod library;
 mod metrics;
-mod watched;
+pub mod watched;
 
 pub use library::Library;
 use library::LibraryError;
-use watched::{Wanted, Watched};
+use watched::{Recorded, Wanted, Watched};
 
 /// What `stepalloc run` takes.
 #[derive(clap::Args)]
@@ -166,7 +167,7 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
     };
     let open = |path: &Option<PathBuf>| path.as_deref().map(Output::open).transpose();
     let (json, report) = (open(&arguments.json)?, open(&arguments.report)?);
-    let trace = arguments.trace.clone().zip(open(&arguments.trace)?);
+    let trace = arguments.trace.as_deref().zip(open(&arguments.trace)?);
     let directory = tempfile::Builder::new().prefix("stepalloc-").tempdir().map_err(RunError::Temporary)?;
     let figures = directory.path().join("figures");
     let attached = directory.path().join("attached");
@@ -188,8 +189,8 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
         command.env("STEPALLOC_PLAN", plan);
     }
     let wanted = Wanted {
-        trace,
-        report,
+        trace: trace.is_some(),
+        report: report.is_some(),
         call_sites: arguments.call_sites,
         metrics: arguments.metrics,
         plan: arguments.plan,
@@ -212,9 +213,18 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
             "libstepalloc.so was not loaded into {name} (statically linked, setuid, or not for this architecture); it ran without stepalloc"
         ));
     }
-    let words: Vec<String> =
-        arguments.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    watched.write(&words, &processes, pid, &ended)?;
+    watched.end_metrics(&name, &processes, pid, &ended);
+    if trace.is_some() || report.is_some() {
+        let words: Vec<String> =
+            arguments.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let recorded = watched.recorded(name.rsplit('/').next().unwrap_or(&name), pid);
+        if let Some((path, out)) = trace {
+            write_trace(path, out, recorded.as_ref(), &name)?;
+        }
+        if let Some(out) = report {
+            out.write(watched.report(&words, &processes, pid, recorded).to_html().as_bytes())?;
+        }
+    }
     if let Some(json) = json {
         if processes.is_empty() {
             processes.push(without_steps(pid, &name, arguments.backend, &ended));
@@ -225,6 +235,25 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
         summary(&processes).iter().for_each(|line| os::say(line));
     }
     Ok(ended)
+}
+
+/// Writes the trace, if there is one.
+fn write_trace(path: &Path, out: Output, recorded: Option<&Recorded>, name: &str) -> Result<(), OutputError> {
+    match recorded {
+        Some(recorded) => {
+            out.write(&recording::file_bytes(&recorded.memtrace, path))?;
+            if recorded.cut_off {
+                os::say(
+                    "--trace: the beginning only; STEPALLOC_TRACE_EVENTS says how many events are traced at most",
+                );
+            }
+        }
+        None => os::say(&format!(
+            "--trace {}: not written: {name} asked for no block of planned size",
+            path.display()
+        )),
+    }
+    Ok(())
 }
 
 /// The objects the library left, the started process's first.

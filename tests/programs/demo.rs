@@ -1,6 +1,6 @@
 //! `stepalloc demo`: the main job, whole.
 
-use crate::{BACKENDS, process};
+use crate::{BACKENDS, process, report};
 use serde_json::Value;
 
 /// What the network must have learnt, as a share of the test images; guessing gives 0.1.
@@ -28,9 +28,14 @@ fn six_processes_learn_alike_and_those_with_a_plan_without_faults() {
     }
     let _alone = process::alone();
     let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("figures.json");
+    let (file, page) = (directory.path().join("figures.json"), directory.path().join("stepalloc-demo.html"));
     let mut demo = process::stepalloc(["demo", "--json"]);
-    let ended = process::finish(demo.arg(&file)).with_status(0);
+    let ended = process::finish(demo.arg(&file).current_dir(directory.path())).with_status(0);
+    assert!(ended.err().contains("the report: stepalloc-demo.html"), "{}", ended.err());
+    let seen = report::data(&page);
+    assert_eq!(seen["comparison"]["rows"].as_array().map(Vec::len), Some(6));
+    assert!(seen["plans"][0]["blocks"]["count"].as_u64() > Some(0), "{}", seen["plans"]);
+    assert!(seen["sites"].to_string().contains("candle"), "{}", seen["sites"]);
     let json = std::fs::read_to_string(&file).expect("the figures were written");
     let figures: Value = serde_json::from_str(&json).expect("JSON");
     let rows = figures["results"].as_array().expect("an array");

@@ -6,6 +6,7 @@
 //! | `contract` | does a C program get from it what it gets from glibc's malloc, in every phase? |
 //! | `run`, `plan`, `demo` | does the command keep its contract? |
 //! | `pytorch` | are unmodified trainings planned, without another result? |
+//! | `report` | is what is seen of runs and plans right, and shown by a browser? |
 //! | `batches` | and are they planned again when the batch size changes? |
 //! | `ranks` | and has each rank of a launcher a plan of its own? |
 //! | `unchanged` | do everyday programs behave as without it? |
@@ -24,6 +25,7 @@ mod plan;
 mod process;
 mod pytorch;
 mod ranks;
+mod report;
 mod run;
 mod unchanged;
 mod wheel;

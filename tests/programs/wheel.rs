@@ -421,6 +421,31 @@ fn under_the_command_its_library_is_used() {
 }
 
 #[test]
+fn call_sites_have_the_lines_of_the_script() {
+    let Some(python) = python() else { return };
+    let (directory, file) = script(TRAINING);
+    let trace = directory.path().join("trace.csv");
+    let mut command = process::stepalloc(["run", "--quiet", "--call-sites", "--trace"]);
+    command.arg(&trace).arg("--").arg(python).args([&file, "calls"]);
+    command.env("START_STATISTIC_STEP", "2").env("STABLE_STATISTIC_STEP", "1");
+    let seen = statistics(&process::finish(&mut command).with_status(0));
+    assert_eq!(seen["phase"], "planned");
+    let text = fs::read_to_string(&trace).expect("the trace was written");
+    let sites: Vec<&str> = text.lines().filter(|line| line.starts_with("# site ")).collect();
+    // Line 6 of the script makes the buffers; a comprehension may be a frame of its own.
+    let buffers = sites.iter().find(|site| site.contains("train (train.py:6)")).expect("the line");
+    assert!(buffers.contains("<module> (train.py:13);"), "{buffers}");
+    let number = buffers.split_whitespace().nth(2).expect("a number");
+    let asked = text.lines().filter(|line| line.starts_with("a,") && line.rsplit(',').next() == Some(number));
+    assert!(asked.count() > 299 * 15, "{buffers}");
+    // Nobody is told who has not asked.
+    let mut alone = process::command(python);
+    let ended =
+        process::finish(alone.args(["-c", "import sys; print(sys.gettrace(), 'stepalloc' in sys.modules)"]));
+    assert_eq!(ended.with_status(0).out(), "None False\n");
+}
+
+#[test]
 fn a_package_below_a_directory_with_a_space_is_preloaded_by_a_link() {
     let Some(python) = python() else { return };
     let directory = tempfile::tempdir().expect("a directory");

@@ -5,11 +5,12 @@
 //! configuration is a process of its own: this executable again, with another environment. They run one after another,
 //! do the same arithmetic (equal accuracies show it) and are measured by the same code (`child`).
 //!
-//! The data's way: `data` -> `network` -> `child` (figures as JSON) -> here -> `table`.
+//! The data's way: `data` -> `network` -> `child` (figures as JSON) -> here -> `table`, `report`.
 
 pub mod child;
 mod data;
 mod network;
+mod report;
 mod table;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -46,19 +47,26 @@ const THREADS: &str = "2";
 /// What `stepalloc demo` takes.
 #[derive(clap::Args)]
 #[command(
-    after_help = "The table is printed on standard output, progress on standard error. Data: the UCI handwritten digits, 1797 images of
+    after_help = "The table is printed on standard output, progress on standard error. The report is a page for the browser: the table, and
+the plan of one more training, recorded. Data: the UCI handwritten digits, 1797 images of
 8x8 pixels (E. Alpaydin, C. Kaynak; CC BY 4.0), embedded in this binary.
 Exit status: 0 all six were trained, 1 one of them failed, 2 wrong arguments, or the figures could not be written; 128 and
 the number of a signal that ended it.
 
 Examples:
   stepalloc demo
-  stepalloc demo --json figures.json"
+  stepalloc demo --json figures.json --no-report"
 )]
 pub struct Arguments {
     /// Write all figures as JSON; - is standard output, in place of the table
     #[arg(long, value_name = "F")]
     json: Option<PathBuf>,
+    /// Write the report here
+    #[arg(long, value_name = "F.html", default_value = "stepalloc-demo.html")]
+    report: PathBuf,
+    /// Write no report
+    #[arg(long, conflicts_with = "report")]
+    no_report: bool,
     /// Passes over the training images in each process; with fewer than 12 the plan may come too late to be measured
     #[arg(long, value_name = "N", default_value_t = EPOCHS, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     epochs: u32,
@@ -140,6 +148,7 @@ impl Configuration {
 pub fn demo(arguments: Arguments) -> Result<ExitCode, DemoError> {
     std::env::current_exe().map_err(DemoError::Executable)?;
     let json = arguments.json.as_deref().map(Output::open).transpose()?;
+    let page = (!arguments.no_report).then(|| Output::open(&arguments.report)).transpose()?;
     let signals = Forward::for_child();
     let count = Configuration::all().count();
     let progress = Progress::new(count, arguments.epochs);
@@ -147,7 +156,10 @@ pub fn demo(arguments: Arguments) -> Result<ExitCode, DemoError> {
     for configuration in Configuration::all() {
         progress.begin(rows.len(), &configuration.name());
         let start = Instant::now();
-        let outcome = train(configuration, arguments.epochs, &signals, &progress);
+        let outcome = match configuration.command(arguments.epochs) {
+            Ok(command) => train(command, &signals, &progress),
+            Err(error) => Err(format!("could not be started: {error}")),
+        };
         if let Some(signal) = signals.caught() {
             progress.bar.finish_and_clear();
             return Ok(ExitCode::from(128u8.wrapping_add(signal as u8)));
@@ -155,7 +167,11 @@ pub fn demo(arguments: Arguments) -> Result<ExitCode, DemoError> {
         progress.end(rows.len(), &configuration.name(), start.elapsed(), &outcome);
         rows.push(Row { configuration, outcome });
     }
+    let report = page.map(|page| (page, report::report(&rows, arguments.epochs, &signals, &progress)));
     progress.bar.finish_and_clear();
+    if let Some(signal) = signals.caught() {
+        return Ok(ExitCode::from(128u8.wrapping_add(signal as u8)));
+    }
 
     let on_standard = arguments.json.as_deref().is_some_and(output::is_standard);
     if !on_standard {
@@ -164,6 +180,16 @@ pub fn demo(arguments: Arguments) -> Result<ExitCode, DemoError> {
     }
     if let Some(json) = json {
         json.write(format!("{:#}\n", figures(arguments.epochs, &rows)).as_bytes())?;
+    }
+    match report {
+        Some((page, Ok(report))) => {
+            page.write(report.to_html().as_bytes())?;
+            if !output::is_standard(&arguments.report) {
+                os::say(&format!("the report: {}", arguments.report.display()));
+            }
+        }
+        Some((_, Err(error))) => os::say(&format!("there is no report: {error}")),
+        None => {}
     }
     let failed = rows.iter().any(|row| row.outcome.is_err());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -193,13 +219,8 @@ fn figures(epochs: u32, rows: &[Row]) -> Value {
 }
 
 /// Runs one process to its end: its figures, or what went wrong.
-fn train(
-    configuration: Configuration,
-    epochs: u32,
-    signals: &Forward,
-    progress: &Progress,
-) -> Result<Value, String> {
-    let started = configuration.command(epochs).and_then(|mut command| command.spawn());
+fn train(mut command: Command, signals: &Forward, progress: &Progress) -> Result<Value, String> {
+    let started = command.spawn();
     let mut child = started.map_err(|error| format!("could not be started: {error}"))?;
     let pid = child.id();
     signals.to(pid);

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Configuration;
 use crate::size::mib;
@@ -94,6 +94,52 @@ pub fn render(rows: &[Row]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// The columns of the report's comparison: name, words, unit, where the figure stands, and up to which share above the least
+/// it is called equal.
+const COMPARED: [(&str, &str, &str, &str, f64); 4] = [
+    ("step_ms", "Time per step", "ms", "/step_ms_median", NOISE),
+    ("minor_faults", "Page faults per step", "", "/minor_faults_median", 0.0),
+    ("vm_rss_bytes", "VmRSS", "bytes", "/vm_rss_bytes", SAME_PEAK),
+    ("vm_hwm_bytes", "Peak memory (VmHWM)", "bytes", "/vm_hwm_bytes", SAME_PEAK),
+];
+
+/// The same for the report.
+pub fn comparison(rows: &[Row]) -> Value {
+    let columns =
+        COMPARED.map(|(name, words, unit, ..)| json!({ "name": name, "words": words, "unit": unit }));
+    let least = COMPARED.map(|(_, _, _, path, _)| {
+        rows.iter().filter_map(|row| row.number(path)).fold(f64::INFINITY, f64::min)
+    });
+    let compared = rows.iter().map(|row| {
+        let cells = COMPARED.iter().zip(least).map(|(&(name, _, _, path, equal), least)| {
+            let figure = row.number(path)?;
+            let quartile = |index| row.number(&format!("/step_ms_quartiles/{index}"));
+            let spread = quartile(1).zip(quartile(0)).map(|(upper, lower)| (upper - lower) / 2.0);
+            let verdict = match figure {
+                _ if figure == least => "best",
+                _ if figure <= least * (1.0 + equal) => "equal",
+                _ => "more",
+            };
+            Some(json!({
+                "median": figure,
+                "spread": spread.filter(|_| name == "step_ms"),
+                "ratio": (least > 0.0).then(|| figure / least),
+                "verdict": verdict,
+            }))
+        });
+        json!({
+            "allocator": row.configuration.name(),
+            "cells": cells.collect::<Vec<_>>(),
+            "failure": row.outcome.as_ref().err(),
+        })
+    });
+    json!({
+        "columns": columns,
+        "rows": compared.collect::<Vec<_>>(),
+        "conclusion": conclusion(rows),
+    })
 }
 
 /// What the figures say, in a few lines.

@@ -13,7 +13,6 @@ use stepalloc_planner::{Input, Trace, read_from};
 
 use super::metrics;
 use crate::os::{self, Ended};
-use crate::output::{Output, OutputError};
 use crate::recording::{self, Recording};
 use crate::report::{self, Report, model};
 use crate::size;
@@ -22,11 +21,12 @@ use crate::size;
 const REFRESH: Duration = Duration::from_secs(1);
 
 /// What is asked for.
+#[derive(Default)]
 pub struct Wanted {
-    /// `--trace`.
-    pub trace: Option<(PathBuf, Output)>,
+    /// `--trace`: all events.
+    pub trace: bool,
     /// `--report`.
-    pub report: Option<Output>,
+    pub report: bool,
     /// `--call-sites`.
     pub call_sites: bool,
     /// `--metrics`.
@@ -43,30 +43,37 @@ pub struct Watched {
     plan: Option<PathBuf>,
 }
 
+/// What was recorded of the busiest process.
+pub struct Recorded {
+    pid: u32,
+    /// The process went on when the trace was as long as it may be.
+    pub cut_off: bool,
+    /// As memtrace v1.
+    pub memtrace: String,
+}
+
 impl Watched {
     /// Tells the library, by the program's environment, what to write, and where in `directory`.
     pub fn prepare(wanted: Wanted, directory: &Path, command: &mut Command) -> Watched {
         let (trace, steps) = (directory.join("trace"), directory.join("steps"));
-        if wanted.trace.is_some() || wanted.report.is_some() {
+        if wanted.trace || wanted.report {
             command.env("STEPALLOC_TRACE", &trace);
             command.env("STEPALLOC_CALL_SITES", if wanted.call_sites { "1" } else { "0" });
-            if wanted.trace.is_none() {
+            if !wanted.trace {
                 command.env("STEPALLOC_TRACE_EVENTS", recording::EVENTS_OF_A_REPORT.to_string());
             }
         }
-        if wanted.report.is_some() || wanted.metrics.is_some() {
+        if wanted.report || wanted.metrics.is_some() {
             command.env("STEPALLOC_STEPS", &steps);
         }
         let given = wanted.plan.clone().or_else(|| std::env::var_os("STEPALLOC_PLAN").map(PathBuf::from));
-        let plan = match given {
-            Some(plan) => Some(plan),
-            None if wanted.report.is_some() => {
-                let plan = directory.join("plan-%r");
+        let plan = given.or_else(|| {
+            let plan = directory.join("plan-%r");
+            wanted.report.then(|| {
                 command.env("STEPALLOC_PLAN", &plan);
-                Some(plan)
-            }
-            None => None,
-        };
+                plan
+            })
+        });
         Watched { wanted, trace, steps, plan }
     }
 
@@ -95,47 +102,33 @@ impl Watched {
         Some(Refreshing { stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Writes what was asked for, of a program that has ended.
-    pub fn write(
-        self,
+    /// Writes the last metrics.
+    pub fn end_metrics(&self, name: &str, processes: &[Value], pid: u32, ended: &Ended) {
+        let Some(path) = &self.wanted.metrics else { return };
+        let text = metrics::of_the_end(&self.steps, name, pid, processes, ended);
+        if let Err(error) = metrics::write(path, &text) {
+            os::say(&format!("--metrics {}: cannot be written: {error}", path.display()));
+        }
+    }
+
+    /// What was recorded; `None` where nothing was.
+    pub fn recorded(&self, name: &str, pid: u32) -> Option<Recorded> {
+        let recording = Recording::busiest(recording::read_all(&self.trace, pid))?;
+        Some(Recorded {
+            pid: recording.pid,
+            cut_off: recording.cut_off,
+            memtrace: recording.to_memtrace(name),
+        })
+    }
+
+    /// The report of a program that has ended.
+    pub fn report(
+        &self,
         program: &[String],
         processes: &[Value],
         pid: u32,
-        ended: &Ended,
-    ) -> Result<(), OutputError> {
-        let name = program.first().map_or("program", |name| name.rsplit('/').next().unwrap_or(name));
-        if let Some(path) = &self.wanted.metrics {
-            let text = metrics::of_the_end(&self.steps, name, pid, processes, ended);
-            if let Err(error) = metrics::write(path, &text) {
-                os::say(&format!("--metrics {}: cannot be written: {error}", path.display()));
-            }
-        }
-        if self.wanted.trace.is_none() && self.wanted.report.is_none() {
-            return Ok(());
-        }
-        let recorded = Recording::busiest(recording::read_all(&self.trace, pid));
-        let text = recorded.as_ref().map(|recorded| recorded.to_memtrace(name));
-        if let Some((path, out)) = self.wanted.trace {
-            match &text {
-                Some(text) => out.write(&recording::file_bytes(text, &path))?,
-                None => os::say(&format!(
-                    "--trace {}: not written: {name} asked for no block of planned size",
-                    path.display()
-                )),
-            }
-            if recorded.as_ref().is_some_and(|recorded| recorded.cut_off) {
-                os::say(
-                    "--trace: the beginning only; STEPALLOC_TRACE_EVENTS says how many events are traced at most",
-                );
-            }
-        }
-        let Some(out) = self.wanted.report else { return Ok(()) };
-        let trace = text.and_then(|text| {
-            match read_from(std::io::Cursor::new(text.into_bytes()), "the trace", u64::MAX) {
-                Ok(Input::Trace { trace, .. }) => Some(trace),
-                _ => None,
-            }
-        });
+        recorded: Option<Recorded>,
+    ) -> Report {
         let shown = recorded.as_ref().map_or(pid, |recorded| recorded.pid);
         let process = processes.iter().find(|process| process["pid"] == shown).or(processes.first());
         let mut report = Report { title: program.join(" "), ..Report::default() };
@@ -144,13 +137,22 @@ impl Watched {
         if let Some(process) = process {
             figures(&mut report, process);
         }
-        if recorded.is_some_and(|recorded| recorded.cut_off) {
+        if recorded.as_ref().is_some_and(|recorded| recorded.cut_off) {
             report.notices.push(
                 "The course shows the beginning of the run only: there were more events than a report holds."
                     .to_owned(),
             );
         }
-        self.plan.iter().for_each(|plan| add_plan(&mut report, plan, process, trace.as_ref()));
+        let trace = recorded.and_then(|recorded| {
+            let text = std::io::Cursor::new(recorded.memtrace.into_bytes());
+            match read_from(text, "the trace", u64::MAX) {
+                Ok(Input::Trace { trace, .. }) => Some(trace),
+                _ => None,
+            }
+        });
+        if let Some(plan) = &self.plan {
+            add_plan(&mut report, plan, process, trace.as_ref());
+        }
         if let Some(trace) = &trace {
             report.course_of(trace);
             if report.plans.is_empty() {
@@ -159,7 +161,10 @@ impl Watched {
                 let _ = report::of_trace(&mut report, trace, trace.min_bytes);
                 report.facts = facts;
                 if !report.plans.is_empty() {
-                    report.notices.push("No plan of slots has served this program; the plan shown is one of what was recorded.".to_owned());
+                    report.notices.push(
+                        "No plan of slots has served this program; the plan shown is one of what was recorded."
+                            .to_owned(),
+                    );
                 }
             }
         }
@@ -169,7 +174,7 @@ impl Watched {
                 processes.len()
             ));
         }
-        out.write(report.to_html().as_bytes())
+        report
     }
 }
 
