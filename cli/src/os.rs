@@ -220,6 +220,17 @@ fn retried(mut call: impl FnMut() -> c_int) -> io::Result<()> {
     Ok(())
 }
 
+/// CPU time of this thread.
+pub fn thread_seconds() -> f64 {
+    // SAFETY: zero is a valid timespec, which clock_gettime writes to only; Linux has this clock.
+    let time = unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time);
+        time
+    };
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
 /// What a process has used.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {

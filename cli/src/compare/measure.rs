@@ -1,6 +1,7 @@
 //! One run of the program: what it took, and how it ended.
 
 use std::fs;
+use std::hint;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,6 +19,11 @@ use crate::run;
 const GLANCE: Duration = Duration::from_millis(20);
 /// A stream is read so long after the program's end.
 const AFTER_THE_END: Duration = Duration::from_millis(500);
+/// Additions of the yardstick: some 10 µs, half a percent of the time between two,
+const YARDSTICK: u64 = 20_000;
+/// which is less than a slow phase takes: of 2 ms and the next 2 ms the speeds go along with each other by 0.8, of such that
+/// are 100 ms apart by 0.3.
+const BETWEEN_YARDSTICKS: Duration = Duration::from_millis(2);
 /// Looks after which a library that was not seen is not there.
 const ENOUGH: usize = 5;
 /// Characters of a program's last line that are told.
@@ -40,6 +46,8 @@ pub struct Run {
     pub rss_bytes: Option<u64>,
     /// Resident bytes at most, of the largest process; `None` where it was too short to be seen.
     pub hwm_bytes: Option<u64>,
+    /// What the yardstick took meanwhile, in seconds; `None` where the run was too short for it.
+    pub yardstick_seconds: Option<f64>,
     /// Whether the library that was to be in front of its malloc was; `None` where that is not known.
     pub preloaded: Option<bool>,
     /// How it ended.
@@ -79,6 +87,7 @@ impl Run {
             "minor_faults": self.minor_faults,
             "vm_rss_bytes": self.rss_bytes,
             "vm_hwm_bytes": self.hwm_bytes,
+            "yardstick_seconds": self.yardstick_seconds,
         });
         match self.how {
             How::Exit(status) => run["status"] = json!(status),
@@ -123,6 +132,7 @@ pub fn run(command: &mut Command, places: &Places, signals: &Forward, streams: S
     let pid = child.id();
     signals.to(pid);
     let tail = Tail::of(child.stderr.take());
+    let yardstick = Yardstick::beside();
     let (stop, stopped) = mpsc::channel::<()>();
     let library = places.library.map(Path::to_owned);
     let watch = thread::spawn(move || {
@@ -142,6 +152,7 @@ pub fn run(command: &mut Command, places: &Places, signals: &Forward, streams: S
     });
     let ended = os::wait(pid)?;
     let seconds = start.elapsed().as_secs_f64();
+    let yardstick_seconds = yardstick.read();
     drop(stop);
     let (rss_bytes, peak_seen, preloaded) = watch.join().unwrap_or_default();
     // The system's figure is no less than what we had resident when we started the process.
@@ -157,11 +168,44 @@ pub fn run(command: &mut Command, places: &Places, signals: &Forward, streams: S
         minor_faults: ended.usage.minor_faults,
         rss_bytes,
         hwm_bytes,
+        yardstick_seconds,
         preloaded: if places.is_ours { Some(attached()) } else { preloaded },
         how: ended.how,
         last_line: last_line(&tail.read()),
         statistics: processes.max_by_key(|process| process["steps"].as_u64()),
     })
+}
+
+/// Work that is always the same, done again and again while a program runs, by which the machine's speed is known: where two
+/// virtual processors are the threads of one, each is half as fast while the other works, which the CPU time of both hides.
+struct Yardstick {
+    stop: mpsc::Sender<()>,
+    measures: thread::JoinHandle<(f64, usize)>,
+}
+
+impl Yardstick {
+    fn beside() -> Yardstick {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let measures = thread::spawn(move || {
+            let (mut speeds, mut count) = (0.0, 0);
+            while stopped.recv_timeout(BETWEEN_YARDSTICKS) == Err(RecvTimeoutError::Timeout) {
+                let start = os::thread_seconds();
+                let mut sum = 0;
+                (0..YARDSTICK).for_each(|number| sum = hint::black_box(sum + number));
+                speeds += 1.0 / (os::thread_seconds() - start).max(1e-9);
+                count += 1;
+            }
+            (speeds, count)
+        });
+        Yardstick { stop, measures }
+    }
+
+    /// Of the mean speed, since a program is done when the speeds at all times are enough together.
+    fn read(self) -> Option<f64> {
+        drop(self.stop);
+        let (speeds, count) = self.measures.join().unwrap_or_default();
+        (count > 0).then(|| count as f64 / speeds)
+    }
 }
 
 /// What the system says of a process; `None` where it is gone.
@@ -241,6 +285,17 @@ mod tests {
         assert_eq!(last_line(b""), "");
         assert_eq!(last_line(b"first\r 9 %\r\tlast\x07\r\n"), "last");
         assert!(Tail::of(None::<io::Empty>).read().is_empty());
+    }
+
+    #[test]
+    fn the_yardstick_is_about_as_long_each_time() {
+        let measured = || {
+            let yardstick = Yardstick::beside();
+            thread::sleep(BETWEEN_YARDSTICKS * 20);
+            yardstick.read().expect("there was time for it")
+        };
+        let (one, other) = (measured(), measured());
+        assert!((1e-6..1e-3).contains(&one) && (0.1..10.0).contains(&(one / other)), "{one} and {other}");
     }
 
     #[test]

@@ -4,6 +4,11 @@
 //! run, beginning with another one each time; what is told is the middle of all rounds, and only differences that are more
 //! than chance are called differences. The first run of all is not counted: it reads the program's files from the disk.
 //!
+//! Processes of one round are not there at once and stopped in turns, though that would show them the machine in the same
+//! phases: what gives memory back after some time (mimalloc after 10 ms) would do so while it is stopped, and the time of a
+//! program that waits would not be its own. A yardstick in each run tells the phases instead, and there are as many rounds
+//! as the noise asks for.
+//!
 //! The figures' way: `allocators` (environments) -> `measure` (one run) -> `judge` (what the runs say) -> `table`.
 
 mod allocators;
@@ -34,15 +39,19 @@ use table::Table;
 /// What `stepalloc compare` takes.
 #[derive(clap::Args)]
 #[command(
-    after_help = "The program is run N times under each allocator, in turns, and once before that which is not counted. That first run has
-our standard streams; later ones write nowhere and read the same file, or nothing where standard input is no file.
+    after_help = "The program is run under each allocator in turns, and once before that which is not counted. That first run has our
+standard streams; later ones write nowhere and read the same file, or nothing where standard input is no file. There are
+five runs of each, and more until 5 % more CPU time than the least would be found in 19 of 20 comparisons, or --minutes are
+over; what would have been found is told under the table. --runs says how many instead.
 Allocators: glibc, glibc-tuned (thresholds that return and map nothing), jemalloc and mimalloc (those in stepalloc, which
 jumps to them), tcmalloc where it is installed, stepalloc/glibc, stepalloc/jemalloc and stepalloc/mimalloc; stepalloc stands for
 these three. All of them by default.
 
-A difference is told where it is more than 0.5 %, and a column would tell any in one of fifty sittings at most if all were alike
-(analysis of variance over the rounds, corrected for the number of pairs); with more runs smaller differences are found. Time,
-CPU time and page faults are of the process and those it waited for; VmHWM is the peak of the largest of them (smaller than
+A difference is told where it is more than 0.5 %, and the table would tell any in one of twenty comparisons at most if all were
+alike (analysis of covariance over the rounds, corrected for the number of pairs and columns); with more runs smaller
+differences are found. Figures are medians with half the distance of their quartiles; ratios are of runs of the same round,
+those of times without what the machine was slower at, as a yardstick beside each run (0.5 % of its time) tells. Time, CPU
+time and page faults are of the process and those it waited for; VmHWM is the peak of the largest of them (smaller than
 this command itself: of the process, as it was seen), VmRSS the process's in the newer half of its time.
 
 Exit status: the program's own, as in its first run; 126 it cannot be executed, 127 it was not found, 2 wrong arguments (nothing
@@ -60,9 +69,12 @@ pub struct Arguments {
     /// Compare this library as well, with these variables set; may be given again. Without LIB: glibc with the variables
     #[arg(long, value_name = "NAME=LIB[,VAR=VALUE...]")]
     allocator: Vec<String>,
-    /// Runs of each
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=10_000))]
-    runs: u32,
+    /// Runs of each; as many as it takes where it is not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    runs: Option<u32>,
+    /// No more rounds than five begin after so many minutes
+    #[arg(long, value_name = "M", default_value_t = 2.0, conflicts_with = "runs", value_parser = minutes)]
+    minutes: f64,
     /// Write all figures as JSON; - is standard output
     #[arg(long, value_name = "F")]
     json: Option<PathBuf>,
@@ -75,6 +87,17 @@ pub struct Arguments {
     /// The program and its arguments, after --
     #[arg(last = true, required = true, value_names = ["PROGRAM", "ARGS"])]
     program: Vec<std::ffi::OsString>,
+}
+
+/// Of each allocator, where the noise asks for no more.
+const LEAST_RUNS: u32 = 5;
+/// And where nothing else ends it.
+const MOST_RUNS: u32 = 10_000;
+
+/// The value of `--minutes`.
+fn minutes(text: &str) -> Result<f64, String> {
+    let minutes: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if (0.0..=100_000.0).contains(&minutes) { Ok(minutes) } else { Err("expected 0 to 100000".to_owned()) }
 }
 
 /// Why nothing was compared.
@@ -180,26 +203,39 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
         os::say(&format!("the program {}; runs that end alike are compared", measure::ended(first.how)));
     }
     let ended = first.ended();
-    let count = allocators.len() as u64 * u64::from(arguments.runs);
+    let of_each = arguments.runs.unwrap_or(LEAST_RUNS);
+    let count = allocators.len() as u64 * u64::from(of_each);
     os::say(&format!(
-        "{} allocators, {} runs of about {:.1} s each: {} or so",
+        "{} allocators, {of_each} runs of about {:.1} s each: {} or so{}",
         allocators.len(),
-        arguments.runs,
         first.seconds,
         HumanDuration(Duration::from_secs_f64(first.seconds * count as f64)),
+        match arguments.runs {
+            Some(_) => String::new(),
+            None => format!(
+                ", and more until 5 % of CPU time would be found or {} minutes are over",
+                arguments.minutes
+            ),
+        },
     ));
     let row = |allocator| Row { allocator, expected: first.how, runs: Vec::new(), error: None };
     let mut rows: Vec<Row> = allocators.into_iter().map(row).collect();
     let progress = Progress::new(count);
+    let limit = Duration::from_secs_f64(arguments.minutes * 60.0);
+    let goes_on = |round: u32, rows: &[Row], begun: Instant| match arguments.runs {
+        Some(runs) => round < runs,
+        None if round < LEAST_RUNS => true,
+        None => round < MOST_RUNS && begun.elapsed() < limit && !table::of_cpu_time(rows).is_enough,
+    };
     let mut round = 0;
-    while round < arguments.runs && signals.caught().is_none() {
+    while signals.caught().is_none() && goes_on(round, &rows, progress.start) {
         let turn = round as usize % rows.len();
         for index in (turn..rows.len()).chain(0..turn) {
             let row = &mut rows[index];
             if row.error.is_some() {
                 continue;
             }
-            progress.begin(&row.allocator.name, round + 1, arguments.runs);
+            progress.begin(&row.allocator.name, round + 1);
             let measured = measured(&row.allocator, Streams::Nowhere);
             if signals.caught().is_some() {
                 break;
@@ -212,7 +248,11 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
         }
         round += 1;
         if signals.caught().is_none() {
-            progress.round(round, arguments.runs);
+            let expected = match arguments.runs {
+                Some(runs) => runs,
+                None => rounds_expected(&rows, round, limit.div_duration_f64(progress.start.elapsed())),
+            };
+            progress.round(round, expected, rows.len());
         }
     }
     progress.bar.finish_and_clear();
@@ -231,7 +271,8 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
     if let Some(json) = json {
         let figures = json!({
             "program": arguments.program.iter().map(|part| part.to_string_lossy()).collect::<Vec<_>>(),
-            "runs": arguments.runs,
+            "runs": round,
+            "detectable_cpu_share": table::of_cpu_time(&rows).detectable,
             "first": first.to_json(),
             "results": table.json(),
         });
@@ -247,6 +288,15 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
         Some(signal) => Ended { how: How::Exit(128u8.wrapping_add(signal as u8)), ..ended },
         None => ended,
     })
+}
+
+/// How many rounds there will be as far as is known after some: the error becomes less by the root of their number. Of the time
+/// there is as much as `limit` times what went by.
+fn rounds_expected(rows: &[Row], round: u32, limit: f64) -> u32 {
+    let judged = table::of_cpu_time(rows);
+    let errors = judged.detectable.filter(|_| !judged.is_enough).map_or(0.0, |share| share / judge::SOUGHT);
+    let by_noise = f64::from(round) * errors.powi(2);
+    (by_noise.min(f64::from(round) * limit).ceil() as u32).clamp(round.max(LEAST_RUNS), MOST_RUNS)
 }
 
 /// Standard input, which the first run reads as it is, and later ones again where that can be.
@@ -292,16 +342,19 @@ impl Progress {
         Progress { bar, lines, start: Instant::now() }
     }
 
-    fn begin(&self, name: &str, round: u32, rounds: u32) {
-        self.bar.set_message(format!("round {round} of {rounds}, {name}"));
+    fn begin(&self, name: &str, round: u32) {
+        self.bar.set_message(format!("round {round}, {name}"));
     }
 
     fn end(&self) {
         self.bar.inc(1);
     }
 
-    fn round(&self, round: u32, rounds: u32) {
-        if self.lines {
+    /// After a round of so many as are expected.
+    fn round(&self, round: u32, rounds: u32, allocators: usize) {
+        self.bar.set_length(u64::from(rounds) * allocators as u64);
+        // One line for each doubling where rounds are many.
+        if self.lines && (rounds <= 20 || round.is_power_of_two()) {
             let left = self.start.elapsed() * (rounds - round) / round;
             os::say(&format!("round {round} of {rounds}, {} left", HumanDuration(left)));
         }
