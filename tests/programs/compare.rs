@@ -107,6 +107,21 @@ open(sys.argv[1], 'a').write(json.dumps(mine) + '\\n')
 }
 
 #[test]
+fn there_are_as_many_runs_as_the_time_allows() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("json");
+    let runs = |minutes: &str| {
+        let mut command =
+            process::stepalloc(["compare", "--allocators", "glibc,jemalloc", "--minutes", minutes]);
+        let ended = process::finish(command.arg("--json").arg(&json).args(["--", "true"])).with_status(0);
+        assert!(ended.err().contains("of 20 such comparisons"), "{}", ended.err());
+        figures(&json)["runs"].as_u64().expect("a number")
+    };
+    assert_eq!(runs("0"), 5);
+    assert!(runs("0.05") >= 10);
+}
+
+#[test]
 fn a_library_that_kills_the_program_is_a_row_that_says_so() {
     let mut command = compare(
         &["--runs", "2", "--allocators", "glibc", "--allocator", "deadly=,DEADLY=1"],
@@ -162,6 +177,8 @@ fn what_is_wrong_is_told_and_nothing_is_run() {
     refused(&["--allocators", "glibc"], "echo", 2, "needs two");
     refused(&["--allocator", "mine=/no/such.so"], "echo", 2, "/no/such.so");
     refused(&["--runs", "1"], "echo", 2, "--runs");
+    refused(&["--minutes", "soon"], "echo", 2, "--minutes");
+    refused(&["--minutes", "1", "--runs", "5"], "echo", 2, "--runs");
     refused(&["--json", "/no/such/directory/f"], "echo", 2, "/no/such/directory/f");
     refused(&[], "no-such-program", 127, "not found");
     refused(&[], "/etc/passwd", 126, "permissions");

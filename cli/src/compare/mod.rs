@@ -41,8 +41,8 @@ use table::Table;
 #[command(
     after_help = "The program is run under each allocator in turns, and once before that which is not counted. That first run has our
 standard streams; later ones write nowhere and read the same file, or nothing where standard input is no file. There are
-five runs of each, and more until 5 % more CPU time than the least would be found in 19 of 20 comparisons, or --minutes are
-over; what would have been found is told under the table. --runs says how many instead.
+ten runs of each, and more until 5 % more CPU time than the least would be found in 19 of 20 comparisons; five, if --minutes are
+over before more; what would have been found is told under the table. --runs says how many instead.
 Allocators: glibc, glibc-tuned (thresholds that return and map nothing), jemalloc and mimalloc (those in stepalloc, which
 jumps to them), tcmalloc where it is installed, stepalloc/glibc, stepalloc/jemalloc and stepalloc/mimalloc; stepalloc stands for
 these three. All of them by default.
@@ -89,7 +89,7 @@ pub struct Arguments {
     program: Vec<std::ffi::OsString>,
 }
 
-/// Of each allocator, where the noise asks for no more.
+/// Of each allocator, however long they take.
 const LEAST_RUNS: u32 = 5;
 /// And where nothing else ends it.
 const MOST_RUNS: u32 = 10_000;
