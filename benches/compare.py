@@ -54,7 +54,7 @@ def main():
             alike, runs, seconds = sitting(arguments.program, options, "", folder)
             told = [name for name in alike[0] if "more" in (row[name]["verdict"] for row in alike)]
             for name in alike[0]:
-                equal[name] = equal.get(name, 0) + (name not in told)
+                equal.setdefault(name, []).append(name not in told)
             all_equal += not told
             said = f"alike {'told apart by ' + ', '.join(told) if told else 'equal'} ({runs} runs, {seconds:.0f} s)"
             (_, slow), runs, seconds = sitting(arguments.program, options, library, folder)
@@ -62,8 +62,8 @@ def main():
             found += slow["verdict"] == "more"
             print(f"sitting {number + 1}: {said}, planted {slow['verdict']} ({100 * slow['ratio'] - 100:.1f} %, {runs} runs, "
                   f"{seconds:.0f} s)", file=sys.stderr, flush=True)
-    for name, count in equal.items():
-        print(f"alike, {name}: called equal in {count} of {arguments.sittings} sittings")
+    for name, sittings in equal.items():
+        print(f"alike, {name}: called equal in {sum(sittings)} of the {len(sittings)} sittings that have it")
     print(f"alike: all figures called equal in {all_equal} of {arguments.sittings} sittings")
     print(f"5 % planted: found in {found} of {arguments.sittings} sittings")
     sys.exit(20 * min(all_equal, found) < 19 * arguments.sittings)
