@@ -219,3 +219,21 @@ fn what_was_measured_before_an_interrupt_is_kept() {
     let kept = figures["results"][0]["runs"].as_array().expect("runs").len();
     assert!((2..1000).contains(&kept), "{figures}");
 }
+
+#[test]
+fn a_report_has_the_table_and_a_plan() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let page = directory.path().join("page.html");
+    let mut command = process::stepalloc(["compare", "--runs", "2", "--allocators", "glibc,stepalloc/glibc"]);
+    command.arg("--report").arg(&page).args(["--call-sites", "--"]).arg(compiled::steps()).arg("300");
+    command.env("START_STATISTIC_STEP", "2").env("STABLE_STATISTIC_STEP", "1");
+    let ended = process::finish(&mut command).with_status(0);
+    assert_eq!(ended.out(), "to standard output\n");
+    let data = crate::report::data(&page);
+    let rows = data["comparison"]["rows"].as_array().expect("rows");
+    let names: Vec<&str> = rows.iter().filter_map(|row| row["allocator"].as_str()).collect();
+    assert_eq!(names, ["glibc", "stepalloc/glibc"]);
+    assert!(rows.iter().all(|row| row["cells"][1]["median"].as_f64() > Some(0.0)), "{rows:?}");
+    assert_eq!(data["plans"][0]["blocks"]["count"], 10);
+    assert!(data["sites"].to_string().contains("main"), "{}", data["sites"]);
+}

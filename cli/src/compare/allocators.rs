@@ -26,8 +26,14 @@ const PLACES: [&str; 6] = [
     "/lib64",
 ];
 /// Those of the user's variables that would make an allocator another one than its name says, or write into his files.
-const NOT_HANDED_ON: [&str; 4] =
-    ["STEPALLOC_BACKEND", "STEPALLOC_JSON", "STEPALLOC_PLAN", "ENABLE_MEMORY_OPTIMIZATION"];
+const NOT_HANDED_ON: [&str; 6] = [
+    "STEPALLOC_BACKEND",
+    "STEPALLOC_JSON",
+    "STEPALLOC_PLAN",
+    "STEPALLOC_TRACE",
+    "STEPALLOC_STEPS",
+    "ENABLE_MEMORY_OPTIMIZATION",
+];
 
 /// Why there is nothing to compare.
 #[derive(Debug, Error, PartialEq, Eq)]

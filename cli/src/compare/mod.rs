@@ -16,6 +16,7 @@ mod judge;
 mod measure;
 mod table;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
@@ -25,12 +26,14 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar};
-use serde_json::json;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::os::{self, Ended, Forward, How};
 use crate::output::{Output, OutputError};
 use crate::progress;
+use crate::report::Report;
+use crate::run::watched::{Wanted, Watched};
 use crate::run::{self, Library, RunError};
 use allocators::{Allocator, AllocatorError};
 use measure::{Places, Run, Streams};
@@ -59,6 +62,7 @@ was run), or a file could not be written; 128 and the number of a signal that en
 
 Examples:
   stepalloc compare -- python3 train.py
+  stepalloc compare --report train.html -- python3 train.py
   stepalloc compare --allocators glibc,jemalloc,stepalloc/jemalloc --runs 9 -- ./simulate --steps 100
   stepalloc compare --allocator quick=/usr/lib/libquick.so,QUICK_ARENAS=4 --markdown table.md -- ./server --bench"
 )]
@@ -84,9 +88,15 @@ pub struct Arguments {
     /// Write the table as Markdown; - is standard output
     #[arg(long, value_name = "F")]
     markdown: Option<PathBuf>,
+    /// Write a page that shows the table, and the plan and the steps of one more run under stepalloc, recorded
+    #[arg(long, value_name = "F.html")]
+    report: Option<PathBuf>,
+    /// With --report: also who asked for each block
+    #[arg(long, requires = "report")]
+    call_sites: bool,
     /// The program and its arguments, after --
     #[arg(last = true, required = true, value_names = ["PROGRAM", "ARGS"])]
-    program: Vec<std::ffi::OsString>,
+    program: Vec<OsString>,
 }
 
 /// Of each allocator, however long they take.
@@ -160,20 +170,23 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
     let allocators = Allocator::chosen(&arguments.allocators, &arguments.allocator)?;
     let open = |path: &Option<PathBuf>| path.as_deref().map(Output::open).transpose();
     let (json, csv) = (open(&arguments.json)?, open(&arguments.csv)?);
-    let markdown = open(&arguments.markdown)?;
+    let (markdown, report) = (open(&arguments.markdown)?, open(&arguments.report)?);
     let directory = tempfile::Builder::new().prefix("stepalloc-").tempdir().map_err(RunError::Temporary)?;
     let library = Library::find(directory.path()).map_err(RunError::from)?;
     let figures = directory.path().join("figures");
     let attached = directory.path().join("attached");
     let signals = Forward::for_program();
     let input = Input::of_ours();
-    let measured = |allocator: &Allocator, streams| {
+    let prepared = |allocator: &Allocator, streams| {
         let mut command = Command::new(&arguments.program[0]);
         command.args(&arguments.program[1..]);
         if streams == Streams::Nowhere {
             command.stdin(input.again());
         }
         allocator.prepare(&mut command, &library, &figures, &attached);
+        command
+    };
+    let run_of = |mut command: Command, allocator: &Allocator, streams| {
         let places = Places {
             figures: &figures,
             attached: &attached,
@@ -182,6 +195,7 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
         };
         measure::run(&mut command, &places, &signals, streams)
     };
+    let measured = |allocator: &Allocator, streams| run_of(prepared(allocator, streams), allocator, streams);
     if let Some(preloaded) = std::env::var_os("LD_PRELOAD").filter(|list| !list.is_empty()) {
         os::say(&format!(
             "LD_PRELOAD={} stays behind each allocator, and is what glibc's rows have",
@@ -255,6 +269,17 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
             progress.round(round, expected, rows.len());
         }
     }
+    let recorded = match rows.iter().find(|row| row.allocator.is_planned() && row.failure().is_none()) {
+        Some(Row { allocator, .. }) if report.is_some() && signals.caught().is_none() => {
+            progress.begin(&format!("{}, recorded", allocator.name), round);
+            let mut command = prepared(allocator, Streams::Nowhere);
+            let wanted = Wanted { report: true, call_sites: arguments.call_sites, ..Wanted::default() };
+            let watched = Watched::prepare(wanted, directory.path(), &mut command);
+            let run = run_of(command, allocator, Streams::Nowhere).ok();
+            run.map(|run| report_of(&arguments.program, &watched, &run, &allocator.name))
+        }
+        _ => None,
+    };
     progress.bar.finish_and_clear();
 
     let table = Table::of(&rows);
@@ -270,7 +295,7 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
     let _ = io::stderr().lock().write_all(text.as_bytes());
     if let Some(json) = json {
         let figures = json!({
-            "program": arguments.program.iter().map(|part| part.to_string_lossy()).collect::<Vec<_>>(),
+            "program": words(&arguments.program),
             "runs": round,
             "detectable_cpu_share": table::of_cpu_time(&rows).detectable,
             "first": first.to_json(),
@@ -283,6 +308,12 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
     }
     if let Some(markdown) = markdown {
         markdown.write(table.markdown().as_bytes())?;
+    }
+    if let Some(report) = report {
+        let mut page = recorded.unwrap_or_default();
+        page.title = words(&arguments.program).join(" ");
+        page.comparison = Some(table.page());
+        report.write(page.to_html().as_bytes())?;
     }
     Ok(match signals.caught() {
         Some(signal) => Ended { how: How::Exit(128u8.wrapping_add(signal as u8)), ..ended },
@@ -297,6 +328,22 @@ fn rounds_expected(rows: &[Row], round: u32, limit: f64) -> u32 {
     let errors = judged.detectable.filter(|_| !judged.is_enough).map_or(0.0, |share| share / judge::SOUGHT);
     let by_noise = f64::from(round) * errors.powi(2);
     (by_noise.min(f64::from(round) * limit).ceil() as u32).clamp(round.max(LEAST_RUNS), MOST_RUNS)
+}
+
+fn words(program: &[OsString]) -> Vec<String> {
+    program.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+/// What a recorded run has shown.
+fn report_of(program: &[OsString], watched: &Watched, run: &Run, allocator: &str) -> Report {
+    let processes: Vec<Value> = run.statistics.iter().cloned().collect();
+    let pid = processes.first().and_then(|process| process["pid"].as_u64()).unwrap_or(0) as u32;
+    let words = words(program);
+    let name = words.first().map_or("program", |name| name.rsplit('/').next().unwrap_or(name));
+    let mut report = watched.report(&words, &processes, pid, watched.recorded(name, pid));
+    report.subtitle =
+        format!("The plan, the course and the steps are those of one more run under {allocator}, recorded.");
+    report
 }
 
 /// Standard input, which the first run reads as it is, and later ones again where that can be.

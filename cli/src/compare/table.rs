@@ -240,6 +240,35 @@ impl<'a> Table<'a> {
         rows.collect()
     }
 
+    /// The same for a report's page.
+    pub fn page(&self) -> Value {
+        let columns = FIGURES.iter().map(|figure| {
+            let unit = figure.title.rsplit_once('[').map_or("", |(_, unit)| unit.trim_end_matches(']'));
+            json!({ "name": figure.name, "words": figure.words, "unit": unit })
+        });
+        let rows = self.rows.iter().enumerate().map(|(index, row)| {
+            let cells = self.columns.iter().map(|column| {
+                let (middle, beside) = column.cell(index)?;
+                Some(json!({
+                    "median": middle.median,
+                    "spread": middle.spread,
+                    "ratio": beside.and_then(|beside| beside.ratio),
+                    "verdict": beside.map(|beside| beside.verdict.name()),
+                }))
+            });
+            json!({
+                "allocator": row.allocator.name,
+                "cells": cells.collect::<Vec<_>>(),
+                "failure": row.failure(),
+            })
+        });
+        json!({
+            "columns": columns.collect::<Vec<_>>(),
+            "rows": rows.collect::<Vec<_>>(),
+            "conclusion": self.conclusion(),
+        })
+    }
+
     /// Who is ahead, where that is no chance: of time, CPU time and peak memory.
     pub fn conclusion(&self) -> String {
         let mut text = String::new();
@@ -267,11 +296,18 @@ impl<'a> Table<'a> {
             };
         }
         if let Some(detectable) = of_cpu_time(self.rows).detectable.filter(|share| share.is_finite()) {
-            let _ = writeln!(
-                text,
-                "Of CPU time {:.1} % more than the least would have been found in 19 of 20 such comparisons.",
-                100.0 * detectable
-            );
+            let _ = if detectable < 1.0 {
+                let percent = 100.0 * detectable;
+                writeln!(
+                    text,
+                    "Of CPU time {percent:.1} % more than the least would have been found in 19 of 20 such comparisons."
+                )
+            } else {
+                writeln!(
+                    text,
+                    "So few runs would hardly have found any difference of CPU time; --runs says how many."
+                )
+            };
         }
         text
     }
