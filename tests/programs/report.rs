@@ -188,10 +188,11 @@ fn metrics_are_there_while_the_program_runs() {
         }
         panic!("{word} is not in {}", std::fs::read_to_string(&metrics).unwrap_or_default());
     };
-    let text = said("stepalloc_planned{");
+    let text = said("\"} 29\n");
     assert!(text.contains("stepalloc_running{") && text.contains("stepalloc_resident_bytes{"), "{text}");
-    let steps = text.lines().find(|line| line.starts_with("stepalloc_steps_total{")).expect("steps");
-    assert!(steps.ends_with(" 29"), "{steps}");
+    let said_of = |name: &str| text.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+    assert!(said_of("stepalloc_steps_total{").is_some_and(|line| line.ends_with(" 29")), "{text}");
+    assert!(said_of("stepalloc_planned{").is_some_and(|line| line.ends_with(" 1")), "{text}");
     // SAFETY: a signal to a child that is not waited for yet.
     unsafe { libc::kill(i32::try_from(child.id()).expect("a process"), libc::SIGTERM) };
     assert_eq!(child.wait().expect("it ends").code(), Some(5));
