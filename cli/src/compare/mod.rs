@@ -273,7 +273,14 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
         Some(Row { allocator, .. }) if report.is_some() && signals.caught().is_none() => {
             progress.begin(&format!("{}, recorded", allocator.name), round);
             let mut command = prepared(allocator, Streams::Nowhere);
-            let wanted = Wanted { report: true, call_sites: arguments.call_sites, ..Wanted::default() };
+            let plan = directory.path().join("plan-%r");
+            command.env("STEPALLOC_PLAN", &plan);
+            let wanted = Wanted {
+                report: true,
+                call_sites: arguments.call_sites,
+                plan: Some(plan),
+                ..Wanted::default()
+            };
             let watched = Watched::prepare(wanted, directory.path(), &mut command);
             let run = run_of(command, allocator, Streams::Nowhere).ok();
             run.map(|run| report_of(&arguments.program, &watched, &run, &allocator.name))

@@ -150,6 +150,7 @@ impl Image {
 }
 
 /// A name that can stand in a line of folded stacks.
+#[inline(never)]
 fn tidy(name: &str) -> String {
     let name: String =
         name.chars().map(|c| if c == ';' || c.is_control() { ':' } else { c }).take(NAME).collect();
@@ -186,10 +187,11 @@ mod tests {
     #[test]
     fn a_function_of_this_program_has_its_name() {
         let maps = Maps::read(Path::new("/proc/self/maps"));
-        let here = a_function_of_this_program_has_its_name as fn() as usize as u64;
+        // Without debug information only functions that are not inlined have names.
+        let here = std::hint::black_box(tidy as fn(&str) -> String) as usize as u64;
         let mut symbols = Symbols::new(&maps);
-        let folded = symbols.folded(&[here + 2], None);
-        assert!(folded.ends_with("a_function_of_this_program_has_its_name"), "{folded}");
+        let frames = symbols.frames(here + 2);
+        assert!(frames.iter().any(|frame| frame.name.contains("tidy")), "{}", frames[0].name);
         assert_eq!(symbols.folded(&[1], None), "0x0");
         assert_eq!(symbols.folded(&[], Some("train.py:3")), "train.py:3");
     }

@@ -132,6 +132,15 @@ impl Course {
 /// The phases by their number.
 const PHASES: [&str; 3] = ["waiting", "collecting", "planned"];
 
+/// The process with the most lines in a journal: the started one may only have started it.
+pub fn busiest(journal: &str) -> Option<u32> {
+    let mut lines: HashMap<u32, usize> = HashMap::new();
+    for pid in journal.lines().filter_map(|line| line.split(',').next()?.parse().ok()) {
+        *lines.entry(pid).or_default() += 1;
+    }
+    lines.into_iter().max_by_key(|&(pid, count)| (count, pid)).map(|(pid, _)| pid)
+}
+
 /// Of a journal's lines those of one process.
 pub fn steps_of(journal: &str, pid: u32) -> Vec<Value> {
     let line = |line: &str| {
@@ -206,6 +215,7 @@ mod tests {
         let journal = "7,0,1,2,2000000,4,1,64,0,0,0,0,1,128,128\n8,0,1,2,0,0,0,0,0,0,0,0,1,1,1\n7,2,2,2,2000000\n7,2,2,2,4000000,4,1,64,0,0,0,0,1,128,128\n";
         let steps = steps_of(journal, 7);
         assert_eq!(steps.len(), 2);
+        assert_eq!((busiest(journal), busiest("")), (Some(7), None));
         assert_eq!((steps[1]["ms"].as_f64(), steps[1]["faults"].as_f64()), (Some(2.0), Some(2.0)));
         assert_eq!((&steps[0]["phase"], &steps[0]["arena_bytes"]), (&json!("planned"), &json!(128)));
     }

@@ -81,7 +81,7 @@ pub fn of_journal(journal: &Path, program: &str, pid: u32, live: Option<&Process
     let mut metrics = Metrics::default();
     let id = pid.to_string();
     let labels = [("program", program), ("pid", id.as_str())];
-    steps(&mut metrics, journal, &labels, pid);
+    steps(&mut metrics, journal, program);
     if let Some(live) = live {
         metrics.gauge(
             "stepalloc_resident_bytes",
@@ -114,7 +114,7 @@ pub fn of_the_end(journal: &Path, program: &str, pid: u32, processes: &[Value], 
     let mut metrics = Metrics::default();
     let id = pid.to_string();
     let labels = [("program", program), ("pid", id.as_str())];
-    steps(&mut metrics, journal, &labels, pid);
+    steps(&mut metrics, journal, program);
     if let Some(hwm) = processes
         .iter()
         .find(|process| process["pid"] == pid)
@@ -151,10 +151,12 @@ pub fn of_the_end(journal: &Path, program: &str, pid: u32, processes: &[Value], 
     metrics.text()
 }
 
-/// What the steps so far have cost.
-fn steps(metrics: &mut Metrics, journal: &Path, labels: &[(&str, &str)], pid: u32) {
+/// What the steps so far have cost, of the process that makes most.
+fn steps(metrics: &mut Metrics, journal: &Path, program: &str) {
     let journal = fs::read_to_string(journal).unwrap_or_default();
-    let steps = model::steps_of(&journal, pid);
+    let Some(pid) = model::busiest(&journal) else { return };
+    let (id, steps) = (pid.to_string(), model::steps_of(&journal, pid));
+    let labels: &[(&str, &str)] = &[("program", program), ("pid", id.as_str())];
     let Some(newest) = steps.last() else { return };
     let number = |name: &str| newest[name].as_f64().unwrap_or(0.0);
     let sum = |name: &str| steps.iter().filter_map(|step| step[name].as_f64()).sum::<f64>();

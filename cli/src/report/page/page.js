@@ -238,7 +238,7 @@ class PlanPage {
     const rows = sorted.slice(0, 500).map(({ site, blocks, all, peak }) => [stackCell(data.sites[site - 1]),
       [bytes(peak), bar(peak / mostPeak)], percent(peak / (plan.peak.bytes || 1)), [bytes(all), bar(all / mostAll)],
       grouped(blocks)]);
-    byId('sites-words').textContent = 'Innermost frame first; open a line for the whole stack.';
+    byId('sites-words').textContent = 'The line of a script and what it called, or the innermost functions; open a line for the whole stack.';
     const headers = [['Call site', 'wide'], ...['At the peak', 'Share', 'In all', 'Blocks'].map((text) => [text, 'number'])];
     table('sites-table', `${plural(sums.size, 'call site')} by bytes at the peak`, headers, rows, 15);
   }

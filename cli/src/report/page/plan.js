@@ -78,6 +78,24 @@ function maximum(values) {
 /// A block's call stack, innermost first; empty where nobody knows.
 const stackOf = (site) => (site ? site.split(';').reverse() : []);
 
+/// A frame of a script, as an interpreter names it.
+const SCRIPT = /\(.+:\d+\)$/;
+/// A frame that tells little: an allocator's, or one without a name.
+const VAGUE = /alloc|\+0x/i;
+
+/// What tells a stack from others at a glance: the innermost line of a script and what it called; without one, the two
+/// innermost frames that tell something.
+function headline(frames) {
+  const short = (frame) => frame.replace(/\(.*$/, '');
+  const script = frames.findIndex((frame) => SCRIPT.test(frame));
+  if (script >= 0) {
+    const called = frames.slice(0, script).reverse().find((frame) => !VAGUE.test(frame));
+    return called ? `${frames[script]} → ${short(called)}` : frames[script];
+  }
+  const telling = frames.filter((frame) => !VAGUE.test(frame));
+  return (telling.length > 0 ? telling : frames).slice(0, 2).map(short).join(' ← ');
+}
+
 /// What a plan's blocks can be coloured by: a palette index for each block, and the legend's words.
 function colouring(plan, mode, data) {
   if (mode === 'size') return colouringBySize(plan);
@@ -95,7 +113,7 @@ function colouring(plan, mode, data) {
   const words = {
     kind: (value) => (data.kinds || [])[value] || `kind ${value}`,
     thread: (value) => `thread ${value}`,
-    site: (value) => stackOf(data.sites[value - 1]).slice(0, 2).join(' ← '),
+    site: (value) => headline(stackOf(data.sites[value - 1])),
   }[mode];
   const entries = named.slice(0, OTHERS).map((value) => [words(value), sums.get(value)]);
   const rest = named.slice(OTHERS);

@@ -32,12 +32,11 @@ function bar(share, mark) {
   return element('span', { className: 'bar', 'aria-hidden': 'true' }, length, line);
 }
 
-/// A call stack in a table: the two innermost frames, all of them when opened.
+/// A call stack in a table: what tells it from others, all frames when opened.
 function stackCell(site) {
   const frames = stackOf(site);
   if (frames.length === 0) return element('span', { className: 'mild' }, 'unknown');
-  if (frames.length < 3) return element('span', { className: 'stack' }, frames.join(' ← '));
-  return element('details', { className: 'stack' }, element('summary', {}, frames.slice(0, 2).join(' ← ')),
+  return element('details', { className: 'stack' }, element('summary', {}, headline(frames)),
     element('ol', {}, frames.map((frame) => element('li', {}, frame))));
 }
 
