@@ -16,7 +16,7 @@ SHARED = ROOT.parent / "shared"
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
 PROGRAMS = {
     "numpy stencil": ["/usr/bin/python3", str(ROOT / "benches/loops.py"), "stencil", "--steps", "200"],
-    "candle": [str(TARGET / "examples/candle"), "12"],
+    "candle": [str(TARGET / "examples/candle"), "8"],
     "torch recommender": ["/usr/bin/python3", str(SHARED / "workloads/torch_train.py"), "recommender", "--steps", "12", "--threads", "1"],
 }
 WAYS = {

@@ -25,7 +25,6 @@ pub fn data(page: &Path) -> Value {
 
 /// Looks at a page in a browser; `None` where there is none.
 fn looked_at(page: &Path, options: &[&str]) -> Option<Value> {
-    let _alone = process::alone();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/report.py");
     let mut command = process::command(PYTHON);
     command.arg(script).arg(page).args(options);
