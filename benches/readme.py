@@ -5,7 +5,6 @@
     benches/instructions.sh > benches/results/instructions.csv
     benches/planner.py --long > benches/results/planner.csv
     benches/everyday.py > benches/results/everyday.csv
-    benches/recording.py > benches/results/recording.csv
     benches/others.py > benches/results/others.csv
     benches/readme.py
 """
@@ -169,18 +168,10 @@ def everyday():
     return table(*rows)
 
 
-def recording():
-    rows = [("program", "instructions with the library", "--json", "--report", "--trace", "--trace --call-sites")]
-    for row in read("recording.csv"):
-        ratios = (f"{float(row[f'{way}_ratio']):.4f} x" for way in ("json", "report", "trace", "call sites"))
-        rows.append((row["program"], f"{int(row['instructions_preloaded']) / 1e6:,.0f} M", *ratios))
-    return table(*rows)
-
-
 def main():
     path = ROOT / "README.md"
     text = path.read_text()
-    tables = (pytorch, others, everyday, recording, instructions, instances, traces, scale)
+    tables = (pytorch, others, everyday, instructions, instances, traces, scale)
     for name, content in ((table.__name__, table()) for table in tables):
         pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
         text, count = re.subn(pattern, lambda match: match[1] + content + "\n" + match[2], text, flags=re.DOTALL)

@@ -47,7 +47,8 @@ def main():
         sys.exit("valgrind is not installed (Debian: valgrind)")
     subprocess.run(["cargo", "build", "--quiet", "--release"], cwd=ROOT, check=True)
     subprocess.run(["cargo", "build", "--quiet", "--release", "-p", "stepalloc-benches", "--example", "candle"], cwd=ROOT, check=True)
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "LC_ALL": "C"}
+    # One thread: those that wait for work would spin, and count.
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "LC_ALL": "C", "RAYON_NUM_THREADS": "1"}
     preloaded = {**environment, "LD_PRELOAD": str(TARGET / "libstepalloc.so")}
     out = csv.writer(sys.stdout)
     out.writerow(["program", "instructions_preloaded", *(f"{way}_ratio" for way in WAYS)])
