@@ -27,7 +27,7 @@ const OVER_CAPACITY: u8 = 3;
 /// A plan broke a rule: EX_SOFTWARE of sysexits.h.
 pub const INTERNAL: u8 = 70;
 /// The allocator's own default: smaller blocks are never planned.
-const MIN_BYTES: u64 = 32 << 10;
+pub const MIN_BYTES: u64 = 32 << 10;
 /// What errors call the input `-`.
 const STANDARD_INPUT: &str = "standard input";
 

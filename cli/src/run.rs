@@ -217,7 +217,7 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
     if trace.is_some() || report.is_some() {
         let words: Vec<String> =
             arguments.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        let recorded = watched.recorded(name.rsplit('/').next().unwrap_or(&name), pid);
+        let recorded = watched.recorded(name.rsplit('/').next().unwrap_or(&name));
         if let Some((path, out)) = trace {
             write_trace(path, out, recorded.as_ref(), &name)?;
         }

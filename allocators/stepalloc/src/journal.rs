@@ -16,6 +16,8 @@ const LINES: u64 = 4096;
 
 /// What is not written yet.
 pub(crate) struct Journal {
+    /// Whether the environment names a file; `None` before it was asked.
+    wanted: Option<bool>,
     /// Steps to a line, and lines of that length.
     stride: u64,
     lines: u64,
@@ -35,12 +37,15 @@ pub(crate) struct State {
 
 impl Journal {
     pub(crate) const fn new() -> Self {
-        Self { stride: 1, lines: 0, steps: 0, sum: StepFigures::NONE }
+        Self { wanted: None, stride: 1, lines: 0, steps: 0, sum: StepFigures::NONE }
     }
 
     /// Takes in what ended with a boundary: so many steps.
     pub(crate) fn add(&mut self, steps: u64, figures: &StepFigures, state: &State) {
-        let Some(name) = os::environment(c"STEPALLOC_STEPS").filter(|name| !name.is_empty()) else { return };
+        let name = || os::environment(c"STEPALLOC_STEPS").filter(|name| !name.is_empty());
+        if !*self.wanted.get_or_insert_with(|| name().is_some()) {
+            return;
+        }
         let sum = &mut self.sum;
         sum.minor_faults += figures.minor_faults;
         sum.nanoseconds += figures.nanoseconds;
@@ -76,7 +81,9 @@ impl Journal {
             state.lower_bound,
         );
         let mut path = [0; 4096];
-        if let Some(place) = path.get_mut(..name.len()) {
+        if let Some(name) = name()
+            && let Some(place) = path.get_mut(..name.len())
+        {
             place.copy_from_slice(name);
             if let Ok(path) = CStr::from_bytes_until_nul(&path) {
                 os::append(path, line.as_bytes());

@@ -16,7 +16,7 @@
 //! | 1 begin | [`MAGIC`] | least size traced | process id |
 //! | 2 allocate | address | size | the address it was moved from, or 0 |
 //! | 3 free | address | | |
-//! | 4 boundary | nanoseconds of a clock | minor faults so far | |
+//! | 4 boundary | nanoseconds of a clock | | |
 //! | 5 stack, new | frames; their return addresses follow, innermost first, in whole records | | |
 //! | 6 name: where its thread was, in the words of an interpreter, at all its events since the last such record of it | bytes; they follow in whole records; 0 where the number is known | | |
 //! | 7 end: no more is traced | | | |
@@ -25,6 +25,7 @@
 //! tables that exceptions need, so that nothing has to be built with frame pointers); the file's name with `.maps` behind it
 //! then holds where images lie, for whoever wants symbols.
 
+use crate::kept;
 use crate::lock::Lock;
 use crate::os::{self, Text};
 use crate::settings;
@@ -224,7 +225,7 @@ impl State {
             Traced::Free { address } => self.push([u64::from(FREE) | place, address as u64, 0, 0]),
             Traced::Boundary => {
                 let now = os::now_ns();
-                self.push([u64::from(BOUNDARY) | place, now, os::minor_faults(), 0]);
+                self.push([u64::from(BOUNDARY) | place, now, 0, 0]);
                 if now.saturating_sub(self.flushed_ns) > FLUSH_NS {
                     self.flushed_ns = now;
                     self.flush();
@@ -269,10 +270,8 @@ impl State {
 
     /// The number of a sequence, and whether it is new; 0 where there are too many.
     fn number(&mut self, words: impl Iterator<Item = u64>) -> (u64, bool) {
-        // FNV-1a over words, never 0.
-        let hash = words.fold(0xCBF2_9CE4_8422_2325_u64, |hash, word| {
-            (hash ^ word).wrapping_mul(0x100_0000_01B3).rotate_left(29)
-        }) | 1;
+        // Never 0.
+        let hash = kept::checksum(words) | 1;
         let mut at = (hash >> 32) as usize % SITES;
         loop {
             match self.sites[at] {

@@ -347,7 +347,7 @@ fn report_of(program: &[OsString], watched: &Watched, run: &Run, allocator: &str
     let pid = processes.first().and_then(|process| process["pid"].as_u64()).unwrap_or(0) as u32;
     let words = words(program);
     let name = words.first().map_or("program", |name| name.rsplit('/').next().unwrap_or(name));
-    let mut report = watched.report(&words, &processes, pid, watched.recorded(name, pid));
+    let mut report = watched.report(&words, &processes, pid, watched.recorded(name));
     report.subtitle =
         format!("The plan, the course and the steps are those of one more run under {allocator}, recorded.");
     report

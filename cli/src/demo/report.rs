@@ -29,7 +29,7 @@ pub fn report(rows: &[Row], epochs: u32, signals: &Forward, progress: &Progress)
     let processes: Vec<Value> = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let pid = processes.first().and_then(|process| process["pid"].as_u64()).unwrap_or(0) as u32;
     let name = "stepalloc demo".to_owned();
-    let recorded = watched.recorded("demo", pid);
+    let recorded = watched.recorded("demo");
     let mut report = watched.report(&[name], &processes, pid, recorded);
     report.subtitle =
         "A small convolutional network learns handwritten digits; the plan and the course are those of \

@@ -23,28 +23,20 @@ use symbols::Symbols;
 /// Events of a trace, where it has to fit into a report: those of some hundreds of steps of a model.
 pub const EVENTS_OF_A_REPORT: u64 = 400_000;
 
-/// The recordings that processes left under this name, the one of `first` before others, then the longest.
-pub fn read_all(prefix: &Path, first: u32) -> Vec<Recording> {
-    let Some((directory, name)) = prefix.parent().zip(prefix.file_name()) else { return Vec::new() };
+/// Of the recordings that processes left under this name the one that is shown: that with the most events.
+pub fn busiest(prefix: &Path) -> Option<Recording> {
+    let (directory, name) = prefix.parent().zip(prefix.file_name())?;
     let name = format!("{}.", name.to_string_lossy());
     let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let pid = |path: &PathBuf| -> Option<u32> {
         path.file_name()?.to_string_lossy().strip_prefix(&name)?.parse().ok()
     };
-    let mut recordings: Vec<Recording> = files
-        .filter(|path| pid(path).is_some())
-        .filter_map(|path| Recording::read(&path).ok().flatten())
-        .collect();
-    recordings.sort_by_key(|recording| (recording.pid != first, std::cmp::Reverse(recording.events.len())));
-    recordings
+    let recordings =
+        files.filter(|path| pid(path).is_some()).filter_map(|path| Recording::read(&path).ok().flatten());
+    recordings.max_by_key(|recording| recording.events.len())
 }
 
 impl Recording {
-    /// The process that is shown: the one with the most allocations.
-    pub fn busiest(recordings: Vec<Recording>) -> Option<Recording> {
-        recordings.into_iter().max_by_key(|recording| recording.events.len())
-    }
-
     /// As memtrace v1 of this name.
     pub fn to_memtrace(&self, name: &str) -> String {
         let sites = Sites::of(self);

@@ -18,12 +18,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use stepalloc::{PlanFileError, read_plans};
-use stepalloc_planner::{
-    Buffers, Effort, Input, Plan, Planner, Problem, ProblemError, ReadError, Trace, csv, read_any, verify,
-};
+use stepalloc_planner::{Buffers, Input, Plan, Problem, ReadError, Trace, csv, read_any, verify};
 use thiserror::Error;
 
 use crate::output::{self, Output, OutputError};
+use crate::plan::MIN_BYTES;
 use crate::size;
 use export::{Recorded, chrome, dhat, folded};
 pub use model::Report;
@@ -31,8 +30,6 @@ use picture::Picture;
 use what_if::predict::{PredictError, Scaled, predict};
 use what_if::{WhatIf, WhatIfError, what_if};
 
-/// The allocator's own default: smaller blocks are never planned.
-const MIN_BYTES: u64 = 32 << 10;
 /// Time for a plan that is to be looked at.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -68,7 +65,7 @@ pub struct Arguments {
     #[arg(long, short, value_name = "F.html", required_unless_present = "what_if")]
     output: Option<PathBuf>,
     /// In this format
-    #[arg(long, value_name = "FORMAT", default_value = "html")]
+    #[arg(long, value_name = "FORMAT", default_value = "html", conflicts_with = "what_if")]
     format: Format,
     /// Of a trace, tell what other strategies would need
     #[arg(long)]
@@ -113,14 +110,6 @@ pub enum ReportError {
     /// The plans cannot.
     #[error(transparent)]
     Plans(#[from] PlanFileError),
-    /// It cannot be planned.
-    #[error("{}: {source}", .path.display())]
-    Problem {
-        /// The input.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: ProblemError,
-    },
     /// An option that is for traces only.
     #[error("{}: {option} is for traces (stepalloc run --trace), and this is {found}", .path.display())]
     NoTrace {
@@ -131,7 +120,7 @@ pub enum ReportError {
         /// What it is.
         found: &'static str,
     },
-    /// Other strategies cannot be tried.
+    /// It cannot be planned, or not served by other strategies.
     #[error("{}: {source}", .path.display())]
     WhatIf {
         /// The input.
@@ -203,7 +192,7 @@ fn trace_of(path: &Path, min_bytes: u64, option: &'static str) -> Result<Trace, 
 /// What other viewers read.
 fn exported(arguments: &Arguments, format: Format) -> Result<Vec<u8>, ReportError> {
     let (path, min_bytes) = (&arguments.input, arguments.min_bytes.unwrap_or(MIN_BYTES));
-    let refused = |source| ReportError::Problem { path: path.clone(), source };
+    let refused = |source: WhatIfError| ReportError::WhatIf { path: path.clone(), source: source.into() };
     let mut bytes = Vec::new();
     if format == Format::Csv && !is_plans(path) {
         let written = match read_any(path, min_bytes)? {
@@ -269,7 +258,7 @@ fn page_of(arguments: &Arguments) -> Result<Vec<u8>, ReportError> {
         of_plans(&mut report, path, None)?;
         report.subtitle = "A file of plans, as stepalloc run --plan keeps them.".to_owned();
     } else {
-        let refused = |source| ReportError::Problem { path: path.clone(), source };
+        let refused = |source: WhatIfError| ReportError::WhatIf { path: path.clone(), source: source.into() };
         match read_any(path, min_bytes)? {
             Input::Buffers(buffers) => of_buffers(&mut report, &buffers).map_err(refused)?,
             Input::Trace { trace, .. } => {
@@ -324,7 +313,7 @@ pub fn of_plans(report: &mut Report, path: &Path, trace: Option<&Trace>) -> Resu
 }
 
 /// Buffers and the offsets they have, or a plan of them.
-fn of_buffers(report: &mut Report, buffers: &Buffers) -> Result<(), ProblemError> {
+fn of_buffers(report: &mut Report, buffers: &Buffers) -> Result<(), WhatIfError> {
     let problem = &buffers.problem;
     problem.check()?;
     let plan = match &buffers.offsets {
@@ -369,7 +358,7 @@ fn of_buffers(report: &mut Report, buffers: &Buffers) -> Result<(), ProblemError
 }
 
 /// A trace: its course, its steps, and a plan of them.
-pub fn of_trace(report: &mut Report, trace: &Trace, min_bytes: u64) -> Result<(), ProblemError> {
+pub fn of_trace(report: &mut Report, trace: &Trace, min_bytes: u64) -> Result<(), WhatIfError> {
     report.course_of(trace);
     report.fact("Steps", trace.steps.len().to_string());
     let step = trace.problem(min_bytes);
@@ -398,9 +387,7 @@ pub fn of_trace(report: &mut Report, trace: &Trace, min_bytes: u64) -> Result<()
     Ok(())
 }
 
-/// A plan that the verifier has passed.
-fn planned(problem: &Problem) -> Result<Plan, ProblemError> {
-    let plan = Planner::new().effort(Effort::Normal).time_limit(Some(PATIENCE)).plan(problem)?;
-    debug_assert!(verify(problem, &plan.offsets, plan.height).is_ok());
-    Ok(plan)
+/// A plan to be looked at, which the verifier has passed.
+fn planned(problem: &Problem) -> Result<Plan, WhatIfError> {
+    what_if::planned(problem, PATIENCE)
 }

@@ -13,7 +13,7 @@ use stepalloc_planner::{Input, Trace, read_from};
 
 use super::metrics;
 use crate::os::{self, Ended};
-use crate::recording::{self, Recording};
+use crate::recording;
 use crate::report::{self, Report, model};
 use crate::size;
 
@@ -112,8 +112,8 @@ impl Watched {
     }
 
     /// What was recorded; `None` where nothing was.
-    pub fn recorded(&self, name: &str, pid: u32) -> Option<Recorded> {
-        let recording = Recording::busiest(recording::read_all(&self.trace, pid))?;
+    pub fn recorded(&self, name: &str) -> Option<Recorded> {
+        let recording = recording::busiest(&self.trace)?;
         Some(Recorded {
             pid: recording.pid,
             cut_off: recording.cut_off,

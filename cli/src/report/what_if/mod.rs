@@ -77,14 +77,14 @@ pub struct WhatIf {
 /// What [`stepalloc_planner::Problem::check`] finds in the trace, and sizes beyond 64 bits.
 pub fn what_if(trace: &Trace, min_bytes: u64) -> Result<WhatIf, WhatIfError> {
     let needs = trace.problem(min_bytes);
-    let common = planned(&needs.problem)?;
+    let common = planned(&needs.problem, PATIENCE)?;
     let stream = Stream::new(trace, min_bytes, &needs);
     stream.bounded().ok_or(WhatIfError::TooLarge)?;
     let mut table = WhatIf { lower_bound: stream.load(), ..WhatIf::default() };
     // The common plan serves the stream as well. Only where it must be higher than the load, because the steps differ, are
     // other places for the same blocks in other steps worth a plan of their own.
     let differ = common.lower_bound > table.lower_bound;
-    let own = if differ { Some(planned(&problem_of(&stream))?) } else { None };
+    let own = if differ { Some(planned(&problem_of(&stream), PATIENCE)?) } else { None };
     let perfect = own.as_ref().filter(|own| own.height < common.height).unwrap_or(&common);
     let bins = deeprec::bins(&stream);
 
@@ -196,8 +196,8 @@ fn problem_of(stream: &Stream) -> Problem {
 }
 
 /// Plans a problem; the verifier has the last word.
-fn planned(problem: &Problem) -> Result<Plan, WhatIfError> {
-    let plan = Planner::new().time_limit(Some(PATIENCE)).plan(problem)?;
+pub fn planned(problem: &Problem, patience: Duration) -> Result<Plan, WhatIfError> {
+    let plan = Planner::new().time_limit(Some(patience)).plan(problem)?;
     verify(problem, &plan.offsets, plan.height)
         .map_err(|violation| WhatIfError::Invalid { algorithm: plan.algorithm.clone(), violation })?;
     Ok(plan)

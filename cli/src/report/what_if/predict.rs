@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use stepalloc_planner::{Block, Key, Problem, Trace};
 use thiserror::Error;
 
-use super::{WhatIfError, planned};
+use super::{PATIENCE, WhatIfError, planned};
 use crate::report::walk::{Change, Walk};
 
 /// Cells of the aligned band at most, a byte each.
@@ -198,7 +198,7 @@ impl Lines {
                 problem.blocks.push(Block { size, ..*block });
             }
         }
-        let plan = planned(&problem).map_err(|source| PredictError::Plan { scale, source })?;
+        let plan = planned(&problem, PATIENCE).map_err(|source| PredictError::Plan { scale, source })?;
         let note = self.note(scale);
         Ok(Prediction { scale, bytes: plan.height, lower_bound: plan.lower_bound, note })
     }
