@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Whether `stepalloc compare` tells differences that are there, and none that are not.
 
-    benches/compare.py [--sittings 20] [--runs N] [--minutes M] [-- PROGRAM ARGS...]
+    benches/compare.py [--sittings 20] [--runs N] [--minutes M] [-- PROGRAM ARGS...] > benches/results/compare.csv
 
 In each sitting the program is compared under glibc and under the same glibc by another name, and under glibc and a library
 that adds 5 % to its CPU time when it ends; each has as many runs as `stepalloc compare` finds it needs, or N. Prints in how many
 sittings alike ones were called equal, in each of the table's figures and in all of them, and in how many the planted 5 % of CPU
 time were found. Fails where either was so in fewer than nineteen of twenty sittings.
 """
-import argparse, json, os, pathlib, subprocess, sys, tempfile, time
+import argparse, csv, json, os, pathlib, subprocess, sys, tempfile, time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
@@ -62,10 +62,12 @@ def main():
             found += slow["verdict"] == "more"
             print(f"sitting {number + 1}: {said}, planted {slow['verdict']} ({100 * slow['ratio'] - 100:.1f} %, {runs} runs, "
                   f"{seconds:.0f} s)", file=sys.stderr, flush=True)
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(["compared", "right", "sittings"])
     for name, sittings in equal.items():
-        print(f"alike, {name}: called equal in {sum(sittings)} of the {len(sittings)} sittings that have it")
-    print(f"alike: all figures called equal in {all_equal} of {arguments.sittings} sittings")
-    print(f"5 % planted: found in {found} of {arguments.sittings} sittings")
+        out.writerow([f"alike: {name} called equal", sum(sittings), len(sittings)])
+    out.writerow(["alike: all figures called equal", all_equal, arguments.sittings])
+    out.writerow(["5 % of CPU time planted: found", found, arguments.sittings])
     sys.exit(20 * min(all_equal, found) < 19 * arguments.sittings)
 
 

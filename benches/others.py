@@ -53,7 +53,7 @@ def main():
         sys.exit(f"not installed: {missing} (Debian: libjemalloc2 libmimalloc2.0 libtcmalloc-minimal4)")
     subprocess.run(["cargo", "build", "--quiet", "--release"], cwd=ROOT, check=True)
     if "candle" in programs:
-        build = ["cargo", "build", "--quiet", "--release", "-p", "stepalloc-benches", "--example", "candle"]
+        build = ["cargo", "build", "--quiet", "--release", "-p", "stepalloc-benches", "--features", "candle", "--example", "candle"]
         subprocess.run(build, cwd=ROOT, check=True)
     out = csv.writer(sys.stdout)
     out.writerow(["program", "allocator", "runs", "cpu_ms_per_step", "cpu_ms_min", "cpu_ms_max", "minor_faults_median",

@@ -1,4 +1,4 @@
-//! A loop of allocate/free pairs, for `instructions.sh` to count under callgrind.
+//! A loop of allocate/free pairs, for `instructions.rs` to count under callgrind.
 //!
 //! `pairs WAY BACKEND SIZE PHASE COUNT`: WAY is `bare` (the backend alone), `rust` (`StatisticAllocator`) or `c`
 //! (malloc and free of what is preloaded) or `bare-c` (the backend's own malloc and free) or `nothing` (the loop alone, of BACKEND `rust` or `c`); PHASE is `waiting`,

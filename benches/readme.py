@@ -1,12 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the tables of README.md from benches/results, between the comments that name them.
+"""Writes the tables of README.md from benches/results, between the comments that name them, and the plot beside these.
 
-    benches/pytorch.py > benches/results/pytorch.csv
-    benches/instructions.sh > benches/results/instructions.csv
-    benches/planner.py --long > benches/results/planner.csv
-    benches/everyday.py > benches/results/everyday.csv
-    benches/others.py > benches/results/others.csv
     benches/readme.py
+
+benches/all.py makes the results, and calls this. The plot needs Debian's python3-matplotlib.
 """
 import csv, pathlib, re, statistics
 from pytorch import FLOOR
@@ -84,7 +81,7 @@ def instructions():
     planned = {"65536": "64 KiB", "1048576": "1 MiB", "2621440": "2.5 MiB in 40 cells", "5242880": "5 MiB in 80 cells"}
     heads = [f"{size}: backend alone, more" for size in small.values()]
     rows = [("interface", "backend", *heads, *(f"{size} planned, in all" for size in planned.values()))]
-    results = read("instructions.csv")
+    results = [row for row in read("instructions.csv") if row["interface"] != "planner"]
     for interface, backend in dict.fromkeys((row["interface"], row["backend"]) for row in results):
         here = [row for row in results if (row["interface"], row["backend"]) == (interface, backend)]
         dearest = lambda size: max((r for r in here if r["bytes"] == size), key=lambda r: float(r["more"]))
@@ -94,6 +91,18 @@ def instructions():
             *(f"{dearest(size)['backend alone']}, +{dearest(size)['more']}" for size in small),
             *(dearest(size)["stepalloc"] for size in planned),
         ))
+    return table(*rows)
+
+
+def plans():
+    """Instructions of the quick planner by generated problem."""
+    rows = [("generated", "of the load", "of the quick plan")]
+    counts = {(row["backend"], row["bytes"]): int(row["stepalloc"]) for row in read("instructions.csv") if row["interface"] == "planner"}
+    for work, problem in counts:
+        if work == "quick_plan":
+            of_load = counts.get(("load", problem))
+            millions = lambda count: f"{count / 1e6:,.1f} M" if count else "-"
+            rows.append((problem.replace("_", " "), millions(of_load), millions(counts[work, problem])))
     return table(*rows)
 
 
@@ -168,10 +177,93 @@ def everyday():
     return table(*rows)
 
 
+def workloads():
+    """Ours over glibc, and of the rivals the one with the shortest step and the one with the lowest peak."""
+    rows = [("workload", "allocator", "time of a step", "page faults of a run", "VmHWM", "bytes planned")]
+    results = read("workloads.csv")
+    cell = lambda row, figure, digits, unit: f"{float(row[figure]):,.{digits}f} ± {float(row[figure + '_spread']):,.{digits}f}{unit}"
+    for workload in dict.fromkeys(row["workload"] for row in results):
+        here = [row for row in results if row["workload"] == workload]
+        rivals = [row for row in here if not row["allocator"].startswith("stepalloc/")]
+        fastest = min(rivals, key=lambda row: float(row["step_milliseconds"]))
+        smallest = min(rivals, key=lambda row: float(row["vm_hwm_mib"]))
+        for row in here:
+            if row["allocator"] not in ("glibc", "stepalloc/glibc") and row not in (fastest, smallest):
+                continue
+            notes = ["shortest step"] * (row is fastest) + ["lowest peak"] * (row is smallest)
+            rows.append((
+                workload,
+                row["allocator"] + (f" ({', '.join(notes)} of the rivals)" if notes else ""),
+                cell(row, "step_milliseconds", 2, " ms"),
+                cell(row, "minor_faults", 0, ""),
+                cell(row, "vm_hwm_mib", 1, " MiB"),
+                f"{row['planned_percent']} %" if row["planned_percent"] else "-",
+            ))
+    return table(*rows)
+
+
+def recording():
+    """What is more than the library alone, in percent of the instructions."""
+    heads = {"json": "`--json`", "report": "`--report`", "trace": "`--trace`", "call_sites": "`--trace --call-sites`"}
+    rows = [("program", "instructions with the library", *heads.values())]
+    for row in read("recording.csv"):
+        more = (f"{100 * (float(row[f'{way}_ratio']) - 1):+.2f} %" for way in heads)
+        rows.append((row["program"], f"{int(row['instructions_preloaded']) / 1e6:,.0f} M", *more))
+    return table(*rows)
+
+
+def compare():
+    rows = [("two allocators", "right", "of so many comparisons")]
+    return table(*rows, *((row["compared"], row["right"], row["sittings"]) for row in read("compare.csv")))
+
+
+def machine():
+    """The newest of each machine's descriptions: which results are whose."""
+    rows = [("results", "processor", "cores", "memory", "Linux", "C library", "Rust", "Python, torch, numpy", "measured on", "commit")]
+    for row in read("machine.csv"):
+        versions = ", ".join(row[name] or "-" for name in ("python", "torch", "numpy"))
+        rows.append((row["results"], row["processor"], row["cores"], f"{int(row['memory_mib']) / 1024:.0f} GiB", row["kernel"],
+                     row["libc"], row["rustc"].split()[1], versions, row["measured"], row["commit"]))
+    return table(*rows)
+
+
+def plot():
+    """CPU time and peak of the PyTorch workloads, each in multiples of the rivals' least; the lower left is best."""
+    import matplotlib
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+    # The same file from the same figures.
+    matplotlib.rcParams.update({"svg.hashsalt": "stepalloc", "svg.fonttype": "none", "font.size": 9})
+    results = [row for row in read("pytorch.csv") if row["allocator"] != FLOOR]
+    workloads = list(dict.fromkeys(row["workload"] for row in results))
+    names = list(dict.fromkeys(row["allocator"] for row in results))
+    figure, panels = pyplot.subplots(1, len(workloads), figsize=(2.4 * len(workloads), 3.4), sharex=True, sharey=True)
+    for workload, panel in zip(workloads, panels):
+        here = [row for row in results if row["workload"] == workload]
+        rivals = [row for row in here if not row["allocator"].startswith("stepalloc/")]
+        cpu, peak = (min(float(row[column]) for row in rivals) for column in ("cpu_ratio", "vm_hwm_mib"))
+        for row in here:
+            index, ours = names.index(row["allocator"]), row not in rivals
+            panel.plot(float(row["cpu_ratio"]) / cpu, float(row["vm_hwm_mib"]) / peak, "*sD"[index % 3] if ours else "ov^<>P"[index % 6],
+                       color="#d9480f" if ours else f"C{index}", markersize=9 if ours else 7, alpha=0.8, linestyle="none",
+                       label=row["allocator"], zorder=3 if ours else 2)
+        panel.set_title(workload)
+        panel.grid(color="#dddddd", linewidth=0.5)
+        panel.axhline(1, color="#999999", linewidth=0.7)
+        panel.axvline(1, color="#999999", linewidth=0.7)
+    panels[0].set_ylabel("VmHWM / lowest of the rivals")
+    figure.supxlabel("CPU time per step / least of the rivals", fontsize=9, y=0.12)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncol=len(labels), frameon=False, fontsize=8)
+    figure.subplots_adjust(left=0.07, right=0.99, top=0.92, bottom=0.26, wspace=0.08)
+    figure.savefig(ROOT / "benches/results/pytorch.svg", metadata={"Date": None})
+
+
 def main():
+    plot()
     path = ROOT / "README.md"
     text = path.read_text()
-    tables = (pytorch, others, everyday, instructions, instances, traces, scale)
+    tables = (pytorch, others, workloads, recording, compare, everyday, instructions, plans, instances, traces, scale, machine)
     for name, content in ((table.__name__, table()) for table in tables):
         pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
         text, count = re.subn(pattern, lambda match: match[1] + content + "\n" + match[2], text, flags=re.DOTALL)

@@ -10,6 +10,7 @@ them, and cost what they do; Python's lines come on top where the wheel is insta
 and python3-torch; what is missing is named and left out.
 """
 import argparse, csv, os, pathlib, re, shutil, subprocess, sys, tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
@@ -20,10 +21,10 @@ PROGRAMS = {
     "torch recommender": ["/usr/bin/python3", str(SHARED / "workloads/torch_train.py"), "recommender", "--steps", "12", "--threads", "1"],
 }
 WAYS = {
-    "json": ["--json", "{folder}/figures"],
-    "report": ["--report", "{folder}/report.html"],
-    "trace": ["--trace", "{folder}/trace.csv.gz"],
-    "call sites": ["--trace", "{folder}/trace.csv.gz", "--call-sites"],
+    "json": ["--json", "{folder}figures"],
+    "report": ["--report", "{folder}report.html"],
+    "trace": ["--trace", "{folder}trace.csv.gz"],
+    "call_sites": ["--trace", "{folder}trace.csv.gz", "--call-sites"],
 }
 MOST = {"json": 1.005, "trace": 1.03}
 
@@ -46,11 +47,11 @@ def main():
     if not shutil.which("valgrind"):
         sys.exit("valgrind is not installed (Debian: valgrind)")
     subprocess.run(["cargo", "build", "--quiet", "--release"], cwd=ROOT, check=True)
-    subprocess.run(["cargo", "build", "--quiet", "--release", "-p", "stepalloc-benches", "--example", "candle"], cwd=ROOT, check=True)
+    subprocess.run(["cargo", "build", "--quiet", "--release", "-p", "stepalloc-benches", "--features", "candle", "--example", "candle"], cwd=ROOT, check=True)
     # One thread: those that wait for work would spin, and count.
     environment = {**os.environ, "PYTHONHASHSEED": "0", "LC_ALL": "C", "RAYON_NUM_THREADS": "1"}
     preloaded = {**environment, "LD_PRELOAD": str(TARGET / "libstepalloc.so")}
-    out = csv.writer(sys.stdout)
+    out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(["program", "instructions_preloaded", *(f"{way}_ratio" for way in WAYS)])
     failed = False
     for name in names:
@@ -60,12 +61,16 @@ def main():
             continue
         with tempfile.TemporaryDirectory() as folder:
             command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *program]
-            alone = counted(command, preloaded)
-            ratios = {}
-            for way, options in WAYS.items():
-                options = [option.format(folder=folder) for option in options]
-                run = [str(TARGET / "stepalloc"), "run", "--quiet", *options, "--", *command]
-                ratios[way] = counted(run, environment) / alone
+            # Side by side: instructions are as many however long they take.
+            with ThreadPoolExecutor(os.cpu_count()) as workers:
+                alone = workers.submit(counted, command, preloaded)
+                counts = {}
+                for way, options in WAYS.items():
+                    options = [option.format(folder=f"{folder}/{way} ") for option in options]
+                    run = [str(TARGET / "stepalloc"), "run", "--quiet", *options, "--", *command]
+                    counts[way] = workers.submit(counted, run, environment)
+                alone = alone.result()
+                ratios = {way: count.result() / alone for way, count in counts.items()}
         out.writerow([name, alone, *(f"{ratio:.4f}" for ratio in ratios.values())])
         sys.stdout.flush()
         for way, most in MOST.items():

@@ -1,10 +1,10 @@
-//! The command and the library to preload, built once with the profile of the tests that use them.
+//! The command and the libraries to preload, built once with the profile of the tests that use them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Where `stepalloc` and `libstepalloc.so` lie; builds them first.
+/// Where `stepalloc`, `libstepalloc.so` and `libstepalloc_marks.so` lie; builds them first.
 ///
 /// # Panics
 /// If they cannot be built: the tests that ask have nothing to test then.
@@ -15,7 +15,10 @@ pub fn built() -> &'static Path {
         // target/PROFILE/deps/test-HASH
         let directory = test.parent().and_then(Path::parent).expect("tests lie in target/PROFILE/deps");
         let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        build.args(["build", "--quiet", "--package", "stepalloc-cli", "--package", "stepalloc-preload"]);
+        build.args(["build", "--quiet"]);
+        for package in ["stepalloc-cli", "stepalloc-preload", "stepalloc-marks"] {
+            build.args(["--package", package]);
+        }
         if directory.ends_with("release") {
             build.arg("--release");
         }

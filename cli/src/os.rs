@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::fs;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};
@@ -231,6 +232,28 @@ pub fn thread_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
+/// The memory of a process, as the system shows it while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resident {
+    /// VmRSS.
+    pub bytes: u64,
+    /// VmHWM.
+    pub most_bytes: u64,
+}
+
+impl Resident {
+    /// `None` where the process has ended.
+    pub fn of(pid: u32) -> Option<Resident> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let bytes = |name: &str| -> Option<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+            Some(kibibytes << 10)
+        };
+        Some(Resident { bytes: bytes("VmRSS:")?, most_bytes: bytes("VmHWM:")? })
+    }
+}
+
 /// What a process has used.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
@@ -261,5 +284,17 @@ impl Usage {
             system_seconds: seconds(usage.ru_stime),
             minor_faults: usage.ru_minflt.cast_unsigned(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_resident_memory_is_that_of_the_process() {
+        let own = Resident::of(std::process::id()).expect("this process");
+        assert!(own.bytes > 1 << 20 && own.bytes <= own.most_bytes, "{own:?}");
+        assert_eq!(Resident::of(u32::MAX), None);
     }
 }

@@ -4,6 +4,7 @@ use crate::{process, pytorch};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 
 /// Steps of each batch size.
 const STEPS: u64 = 50;
@@ -35,8 +36,12 @@ fn with_and_without(sizes: &[u64]) -> Option<(Vec<Value>, Vec<Value>)> {
         return None;
     }
     let _alone = process::alone();
-    let ours = lines(&mut process::preloaded(pytorch::PYTHON, "glibc"), sizes);
-    let plain = lines(&mut process::command(pytorch::PYTHON), sizes);
+    // One thread each.
+    let (ours, plain) = thread::scope(|scope| {
+        let plain = scope.spawn(|| lines(&mut process::command(pytorch::PYTHON), sizes));
+        let ours = lines(&mut process::preloaded(pytorch::PYTHON, "glibc"), sizes);
+        (ours, plain.join().expect("the training without the library"))
+    });
     assert_eq!((ours.len(), plain.len()), (sizes.len(), sizes.len()));
     for (ours, plain) in ours.iter().zip(&plain) {
         assert_eq!(ours["loss"], plain["loss"], "another result: {ours}");

@@ -11,8 +11,9 @@ use std::time::Duration;
 /// Figures may differ by so much from those of other observers.
 const AGREEMENT: f64 = 0.02;
 
+/// Without a report, which would be written where the tests are.
 fn compare(options: &[&str], program: &[&str]) -> std::process::Command {
-    let mut command = process::stepalloc(["compare"]);
+    let mut command = process::stepalloc(["compare", "--no-report"]);
     command.args(options).arg("--").args(program);
     command
 }
@@ -31,7 +32,7 @@ fn line<'a>(ended: &'a Ended, name: &str) -> &'a str {
 fn the_first_run_is_the_programs_own_and_all_are_compared() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = |name: &str| directory.path().join(name);
-    let mut command = process::stepalloc(["compare", "--runs", "2", "--json"]);
+    let mut command = process::stepalloc(["compare", "--no-report", "--runs", "2", "--json"]);
     command.arg(file("json")).arg("--csv").arg(file("csv")).args(["--markdown", "-", "--", "sh", "-c"]);
     command.arg("echo hello; echo world >&2; exit 3");
     let ended = process::finish(&mut command).with_status(3);
@@ -81,8 +82,15 @@ mine = {'cpu_seconds': usage.ru_utime + usage.ru_stime, 'minor_faults': usage.ru
         'vm_hwm_bytes': int(status['VmHWM'].split()[0]) * 1024, 'vm_rss_bytes': int(status['VmRSS'].split()[0]) * 1024}
 open(sys.argv[1], 'a').write(json.dumps(mine) + '\\n')
 ";
-    let mut command =
-        process::stepalloc(["compare", "--runs", "2", "--allocators", "glibc,jemalloc", "--json"]);
+    let mut command = process::stepalloc([
+        "compare",
+        "--no-report",
+        "--runs",
+        "2",
+        "--allocators",
+        "glibc,jemalloc",
+        "--json",
+    ]);
     command.arg(&json).args(["--", PYTHON, "-c", script]).arg(&seen);
     if !process::installed(PYTHON) {
         return;
@@ -111,8 +119,14 @@ fn there_are_as_many_runs_as_the_time_allows() {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("json");
     let runs = |minutes: &str| {
-        let mut command =
-            process::stepalloc(["compare", "--allocators", "glibc,jemalloc", "--minutes", minutes]);
+        let mut command = process::stepalloc([
+            "compare",
+            "--no-report",
+            "--allocators",
+            "glibc,jemalloc",
+            "--minutes",
+            minutes,
+        ]);
         let ended = process::finish(command.arg("--json").arg(&json).args(["--", "true"])).with_status(0);
         let told = ["of 20 such comparisons", "would hardly have found"];
         assert!(told.iter().any(|told| ended.err().contains(told)), "{}", ended.err());
@@ -154,7 +168,7 @@ fn what_is_read_is_read_again() {
     let (input, seen) = (directory.path().join("input"), directory.path().join("seen"));
     std::fs::write(&input, "head\nbody\n").expect("written");
     let script = format!(
-        "{{ read first; exec {} compare --runs 2 --allocators glibc,jemalloc -- sh -c 'cat >> \"$0\"' {}; }} < {}",
+        "{{ read first; exec {} compare --no-report --runs 2 --allocators glibc,jemalloc -- sh -c 'cat >> \"$0\"' {}; }} < {}",
         stepalloc_tests::built().join("stepalloc").display(),
         seen.display(),
         input.display()
@@ -162,7 +176,7 @@ fn what_is_read_is_read_again() {
     process::finish(process::command("sh").args(["-c", &script])).with_status(0);
     assert_eq!(std::fs::read_to_string(&seen).expect("it was written"), "body\n".repeat(5));
     let mut piped = process::command("sh");
-    piped.args(["-c", "echo all | \"$0\" compare --runs 2 --allocators glibc,jemalloc -- cat"]);
+    piped.args(["-c", "echo all | \"$0\" compare --no-report --runs 2 --allocators glibc,jemalloc -- cat"]);
     let ended = process::finish(piped.arg(stepalloc_tests::built().join("stepalloc"))).with_status(0);
     assert_eq!(ended.out(), "all\n");
     assert!(ended.err().contains("standard input is no file"), "{}", ended.err());
@@ -178,6 +192,7 @@ fn what_is_wrong_is_told_and_nothing_is_run() {
     refused(&["--allocators", "glibc"], "echo", 2, "needs two");
     refused(&["--allocator", "mine=/no/such.so"], "echo", 2, "/no/such.so");
     refused(&["--runs", "1"], "echo", 2, "--runs");
+    refused(&["--call-sites"], "echo", 2, "--no-report");
     refused(&["--minutes", "soon"], "echo", 2, "--minutes");
     refused(&["--minutes", "1", "--runs", "5"], "echo", 2, "--runs");
     refused(&["--json", "/no/such/directory/f"], "echo", 2, "/no/such/directory/f");
@@ -201,8 +216,15 @@ fn much_output_and_processes_in_the_background_hold_nothing_up() {
 fn what_was_measured_before_an_interrupt_is_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let (json, runs) = (directory.path().join("json"), directory.path().join("runs"));
-    let mut command =
-        process::stepalloc(["compare", "--runs", "1000", "--allocators", "glibc,jemalloc", "--json"]);
+    let mut command = process::stepalloc([
+        "compare",
+        "--no-report",
+        "--runs",
+        "1000",
+        "--allocators",
+        "glibc,jemalloc",
+        "--json",
+    ]);
     command.arg(&json).args(["--", "sh", "-c", "echo >> \"$0\"; exec sleep 0.05"]).arg(&runs);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().expect("it can be started");
@@ -237,4 +259,69 @@ fn a_report_has_the_table_and_a_plan() {
     assert!(rows.iter().all(|row| row["cells"][1]["median"].as_f64() > Some(0.0)), "{rows:?}");
     assert_eq!(data["plans"][0]["blocks"]["count"], 10);
     assert!(data["sites"].to_string().contains("main"), "{}", data["sites"]);
+}
+
+#[test]
+fn marked_steps_are_timed_under_every_allocator() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("json");
+    let mut command = compare(&["--runs", "2", "--json", json.to_str().expect("a path")], &[]);
+    let ended = process::finish(command.arg(compiled::steps()).arg("3000")).with_status(0);
+    assert!(ended.err().lines().any(|line| line.starts_with("allocator ") && line.contains("step [ms]")));
+    for row in figures(&json)["results"].as_array().expect("rows") {
+        for run in row["runs"].as_array().expect("runs") {
+            assert_eq!(run["steps"], 2999, "{run}");
+            let (step, whole) = (run["step_seconds"].as_f64().expect("a time"), run["seconds"].as_f64());
+            let of_all = step * 3000.0 / whole.expect("a time");
+            assert!((0.2..1.5).contains(&of_all), "{of_all}: {run}");
+            if row["allocator"].as_str().is_some_and(|name| name.starts_with("stepalloc/")) {
+                // Boundaries, one more than there are steps between them.
+                assert_eq!(run["statistics"]["steps"], 3000, "the marks are handed on: {run}");
+            }
+        }
+        assert!(row["figures"]["step_milliseconds"]["median"].as_f64() > Some(0.0), "{row}");
+    }
+}
+
+/// Each process's marks are its own, those of a killed one are there, and where there are none a run is timed.
+#[test]
+fn the_steps_are_those_of_the_process_that_marked_most() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("json");
+    let run = |script: &str| {
+        let options =
+            ["--runs", "2", "--allocators", "glibc,jemalloc", "--json", json.to_str().expect("a path")];
+        let mut command = compare(&options, &["sh", "-c", script]);
+        let ended = process::finish(command.arg(compiled::steps()));
+        (ended, figures(&json)["results"][0]["runs"][0].clone())
+    };
+    let (_, run_of_three) = run("\"$0\" 40; \"$0\" 90 & \"$0\" 60 kill 9; wait");
+    assert_eq!(run_of_three["steps"], 89);
+    let (_, killed) = run("exec \"$0\" 70 kill 9");
+    assert_eq!((&killed["steps"], &killed["signal"]), (&Value::from(69), &Value::from(9)));
+    let (unmarked, without) = run("true");
+    assert_eq!(without["steps"], Value::Null);
+    assert!(unmarked.err().contains("time [s]"), "{}", unmarked.err());
+}
+
+/// One command, without a word about where.
+#[test]
+fn the_report_is_written_where_the_user_is() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let run = |options: &[&str]| {
+        let mut command = process::stepalloc(["compare", "--runs", "2", "--allocators", "glibc,jemalloc"]);
+        process::finish(command.args(options).args(["--", "true"]).current_dir(directory.path()))
+            .with_status(0)
+    };
+    let page = directory.path().join("stepalloc-compare.html");
+    run(&["--no-report"]);
+    assert!(!page.exists());
+    let ended = run(&[]);
+    assert!(ended.err().contains("the report: stepalloc-compare.html"), "{}", ended.err());
+    assert_eq!(crate::report::data(&page)["comparison"]["rows"].as_array().map(Vec::len), Some(2));
+    // Where it cannot be, nothing else is lost.
+    std::fs::remove_file(&page).expect("it is there");
+    std::fs::create_dir(&page).expect("a folder");
+    let ended = run(&[]);
+    assert!(ended.err().contains("there will be no report") && ended.err().contains("allocator"));
 }

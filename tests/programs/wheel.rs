@@ -421,6 +421,22 @@ fn under_the_command_its_library_is_used() {
 }
 
 #[test]
+fn steps_are_timed_under_other_allocators() {
+    let Some(python) = python() else { return };
+    let (directory, file) = script(TRAINING);
+    let figures = directory.path().join("figures.json");
+    let python = python.to_str().expect("the target directory's path is UTF-8");
+    let mut command = process::stepalloc(["compare", "--no-report", "--runs", "2"]);
+    command.args(["--allocators", "glibc,stepalloc/glibc", "--json"]).arg(&figures);
+    process::finish(command.args(["--", python, &file, "scopes"])).with_status(0);
+    let figures: Value = serde_json::from_str(&fs::read_to_string(&figures).expect("figures")).expect("JSON");
+    for row in figures["results"].as_array().expect("rows") {
+        // A boundary each: 300, with a step between two.
+        assert!(row["runs"].as_array().expect("runs").iter().all(|run| run["steps"] == 299), "{row}");
+    }
+}
+
+#[test]
 fn call_sites_have_the_lines_of_the_script() {
     let Some(python) = python() else { return };
     let (directory, file) = script(TRAINING);

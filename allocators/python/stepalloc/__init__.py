@@ -59,21 +59,23 @@ def _tell() -> None:
         pass
 
 
+_boundary: Callable[[], None] = _tell
+_preloaded = False
 try:
     # Other than CDLL this keeps the interpreter's lock, without which threads that open scopes at once all mark a boundary.
     _process = ctypes.PyDLL(None)
-    _step, _phase, _stats_json = _process.stepalloc_step, _process.stepalloc_phase, _process.stepalloc_stats_json
-except (AttributeError, OSError, TypeError):  # No such symbol; no such handle, outside of Linux.
-    _preloaded = False
-    _boundary: Callable[[], None] = _tell
-else:
-    _preloaded = True
+    _step = _process.stepalloc_step
     _step.argtypes, _step.restype = (), None
-    _phase.argtypes, _phase.restype = (), ctypes.c_int
-    _stats_json.argtypes, _stats_json.restype = (ctypes.c_char_p, ctypes.c_size_t), ctypes.c_size_t
     _boundary = _step
     # A forked child has its steps to itself; scopes that its parent had open would hide them.
     os.register_at_fork(after_in_child=_open.clear)
+    # `stepalloc compare` times steps under other allocators, too, which know nothing more of them.
+    _phase, _stats_json = _process.stepalloc_phase, _process.stepalloc_stats_json
+    _phase.argtypes, _phase.restype = (), ctypes.c_int
+    _stats_json.argtypes, _stats_json.restype = (ctypes.c_char_p, ctypes.c_size_t), ctypes.c_size_t
+    _preloaded = True
+except (AttributeError, OSError, TypeError):  # No such symbol; no such handle, outside of Linux.
+    pass
 
 
 class Step:

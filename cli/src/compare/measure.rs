@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::os::{self, Ended, Forward, How, Usage};
+use super::marks::{Marks, Steps};
+use crate::os::{self, Ended, Forward, How, Resident, Usage};
 use crate::run;
 
 /// Between two looks at what is resident.
@@ -46,6 +47,8 @@ pub struct Run {
     pub rss_bytes: Option<u64>,
     /// Resident bytes at most, of the largest process; `None` where it was too short to be seen.
     pub hwm_bytes: Option<u64>,
+    /// The steps of the process that marked most; `None` where none did.
+    pub steps: Option<Steps>,
     /// What the yardstick took meanwhile, in seconds; `None` where the run was too short for it.
     pub yardstick_seconds: Option<f64>,
     /// Whether the library that was to be in front of its malloc was; `None` where that is not known.
@@ -87,6 +90,8 @@ impl Run {
             "minor_faults": self.minor_faults,
             "vm_rss_bytes": self.rss_bytes,
             "vm_hwm_bytes": self.hwm_bytes,
+            "steps": self.steps.map(|steps| steps.count),
+            "step_seconds": self.steps.map(|steps| steps.seconds),
             "yardstick_seconds": self.yardstick_seconds,
         });
         match self.how {
@@ -114,6 +119,8 @@ pub struct Places<'a> {
     pub figures: &'a Path,
     /// In which processes it is.
     pub attached: &'a Path,
+    /// Where the times of steps are, if they are taken.
+    pub marks: Option<&'a Marks>,
     /// The other library.
     pub library: Option<&'a Path>,
     /// Whether it is ours.
@@ -142,9 +149,9 @@ pub fn run(command: &mut Command, places: &Places, signals: &Forward, streams: S
                 .is_ok_and(|maps| maps.contains(library.to_string_lossy().as_ref()))
         };
         while stopped.recv_timeout(GLANCE) == Err(RecvTimeoutError::Timeout) {
-            let Some(status) = status_of(pid) else { continue };
-            seen.extend(bytes_of(&status, "VmRSS:"));
-            peak = bytes_of(&status, "VmHWM:").or(peak);
+            let Some(resident) = Resident::of(pid) else { continue };
+            seen.push(resident.bytes);
+            peak = Some(resident.most_bytes);
             mapped = mapped || library.as_ref().is_some_and(is_mapped);
         }
         let preloaded = library.filter(|_| mapped || seen.len() >= ENOUGH).map(|_| mapped);
@@ -156,7 +163,7 @@ pub fn run(command: &mut Command, places: &Places, signals: &Forward, streams: S
     drop(stop);
     let (rss_bytes, peak_seen, preloaded) = watch.join().unwrap_or_default();
     // The system's figure is no less than what we had resident when we started the process.
-    let ours = status_of(std::process::id()).and_then(|status| bytes_of(&status, "VmHWM:")).unwrap_or(0);
+    let ours = Resident::of(std::process::id()).map_or(0, |resident| resident.most_bytes);
     let hwm_bytes = if ended.peak_bytes <= ours { peak_seen } else { Some(ended.peak_bytes) };
     let attached = || run::was_loaded(places.attached, pid);
     let lines = fs::read_to_string(places.figures).unwrap_or_default();
@@ -168,6 +175,7 @@ pub fn run(command: &mut Command, places: &Places, signals: &Forward, streams: S
         minor_faults: ended.usage.minor_faults,
         rss_bytes,
         hwm_bytes,
+        steps: places.marks.and_then(Marks::take),
         yardstick_seconds,
         preloaded: if places.is_ours { Some(attached()) } else { preloaded },
         how: ended.how,
@@ -206,18 +214,6 @@ impl Yardstick {
         let (speeds, count) = self.measures.join().unwrap_or_default();
         (count > 0).then(|| count as f64 / speeds)
     }
-}
-
-/// What the system says of a process; `None` where it is gone.
-fn status_of(pid: u32) -> Option<String> {
-    fs::read_to_string(format!("/proc/{pid}/status")).ok()
-}
-
-/// A figure of it, in bytes; `None` where the process has ended.
-fn bytes_of(status: &str, name: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    Some(kibibytes * 1024)
 }
 
 fn middle_of_newer_half(seen: &[u64]) -> Option<u64> {
@@ -302,9 +298,5 @@ mod tests {
     fn residence_is_that_of_the_newer_half() {
         assert_eq!(middle_of_newer_half(&[]), None);
         assert_eq!(middle_of_newer_half(&[9, 9, 9, 1, 5, 3]), Some(3));
-        let status = status_of(std::process::id()).expect("this process");
-        assert!(bytes_of(&status, "VmRSS:") <= bytes_of(&status, "VmHWM:"));
-        assert!(bytes_of(&status, "VmRSS:").is_some_and(|bytes| bytes > 1 << 20));
-        assert_eq!(bytes_of(&status, "VmNone:"), None);
     }
 }

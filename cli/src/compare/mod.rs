@@ -13,6 +13,7 @@
 
 mod allocators;
 mod judge;
+mod marks;
 mod measure;
 mod table;
 
@@ -21,7 +22,7 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -30,12 +31,13 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::os::{self, Ended, Forward, How};
-use crate::output::{Output, OutputError};
+use crate::output::{self, Output, OutputError};
 use crate::progress;
 use crate::report::Report;
 use crate::run::watched::{Wanted, Watched};
 use crate::run::{self, Library, RunError};
 use allocators::{Allocator, AllocatorError};
+use marks::Marks;
 use measure::{Places, Run, Streams};
 use table::Table;
 
@@ -53,8 +55,9 @@ these three. All of them by default.
 A difference is told where it is more than 0.5 %, and the table would tell any in one of twenty comparisons at most if all were
 alike (analysis of covariance over the rounds, corrected for the number of pairs and columns); with more runs smaller
 differences are found. Figures are medians with half the distance of their quartiles; ratios are of runs of the same round,
-those of times without what the machine was slower at, as a yardstick beside each run (0.5 % of its time) tells. Time, CPU
-time and page faults are of the process and those it waited for; VmHWM is the peak of the largest of them (smaller than
+those of times without what the machine was slower at, as a yardstick beside each run (0.5 % of its time) tells. Time is that
+of a step, in the mean of the newer half, where the program marks its steps with stepalloc_step() under any allocator, and of a
+run where it does not. Time of runs, CPU time and page faults are of the process and those it waited for; VmHWM is the peak of the largest of them (smaller than
 this command itself: of the process, as it was seen), VmRSS the process's in the newer half of its time.
 
 Exit status: the program's own, as in its first run; 126 it cannot be executed, 127 it was not found, 2 wrong arguments (nothing
@@ -62,7 +65,7 @@ was run), or a file could not be written; 128 and the number of a signal that en
 
 Examples:
   stepalloc compare -- python3 train.py
-  stepalloc compare --report train.html -- python3 train.py
+  stepalloc compare --report train.html --call-sites -- python3 train.py
   stepalloc compare --allocators glibc,jemalloc,stepalloc/jemalloc --runs 9 -- ./simulate --steps 100
   stepalloc compare --allocator quick=/usr/lib/libquick.so,QUICK_ARENAS=4 --markdown table.md -- ./server --bench"
 )]
@@ -88,17 +91,23 @@ pub struct Arguments {
     /// Write the table as Markdown; - is standard output
     #[arg(long, value_name = "F")]
     markdown: Option<PathBuf>,
-    /// Write a page that shows the table, and the plan and the steps of one more run under stepalloc, recorded
+    /// The page goes here: the table, and the plan and the steps of one more run under stepalloc, recorded [default:
+    /// stepalloc-compare.html]
     #[arg(long, value_name = "F.html")]
     report: Option<PathBuf>,
-    /// With --report: also who asked for each block
-    #[arg(long, requires = "report")]
+    /// Write no page
+    #[arg(long, conflicts_with_all = ["report", "call_sites"])]
+    no_report: bool,
+    /// The page also says who asked for each block
+    #[arg(long)]
     call_sites: bool,
     /// The program and its arguments, after --
     #[arg(last = true, required = true, value_names = ["PROGRAM", "ARGS"])]
     program: Vec<OsString>,
 }
 
+/// Where the page goes if nothing is said.
+const PAGE: &str = "stepalloc-compare.html";
 /// Of each allocator, however long they take.
 const LEAST_RUNS: u32 = 5;
 /// And where nothing else ends it.
@@ -108,6 +117,23 @@ const MOST_RUNS: u32 = 10_000;
 fn minutes(text: &str) -> Result<f64, String> {
     let minutes: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
     if (0.0..=100_000.0).contains(&minutes) { Ok(minutes) } else { Err("expected 0 to 100000".to_owned()) }
+}
+
+impl Arguments {
+    /// Where the page goes. That it has no place by itself is no reason to compare nothing.
+    fn page(&self) -> Result<Option<(PathBuf, Output)>, OutputError> {
+        match &self.report {
+            _ if self.no_report => Ok(None),
+            Some(path) => Ok(Some((path.clone(), Output::open(path)?))),
+            None => Ok(match Output::open(Path::new(PAGE)) {
+                Ok(output) => Some((PAGE.into(), output)),
+                Err(error) => {
+                    os::say(&format!("there will be no report: {error}"));
+                    None
+                }
+            }),
+        }
+    }
 }
 
 /// Why nothing was compared.
@@ -170,32 +196,39 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
     let allocators = Allocator::chosen(&arguments.allocators, &arguments.allocator)?;
     let open = |path: &Option<PathBuf>| path.as_deref().map(Output::open).transpose();
     let (json, csv) = (open(&arguments.json)?, open(&arguments.csv)?);
-    let (markdown, report) = (open(&arguments.markdown)?, open(&arguments.report)?);
+    let (markdown, report) = (open(&arguments.markdown)?, arguments.page()?);
     let directory = tempfile::Builder::new().prefix("stepalloc-").tempdir().map_err(RunError::Temporary)?;
     let library = Library::find(directory.path()).map_err(RunError::from)?;
     let figures = directory.path().join("figures");
     let attached = directory.path().join("attached");
     let signals = Forward::for_program();
     let input = Input::of_ours();
-    let prepared = |allocator: &Allocator, streams| {
+    let mut marks = Marks::find(&library, directory.path());
+    let prepared = |allocator: &Allocator, marks: Option<&Marks>, streams| {
         let mut command = Command::new(&arguments.program[0]);
         command.args(&arguments.program[1..]);
         if streams == Streams::Nowhere {
             command.stdin(input.again());
         }
         allocator.prepare(&mut command, &library, &figures, &attached);
+        if let Some(marks) = marks {
+            marks.prepare(&mut command);
+        }
         command
     };
-    let run_of = |mut command: Command, allocator: &Allocator, streams| {
+    let run_of = |mut command: Command, allocator: &Allocator, marks: Option<&Marks>, streams| {
         let places = Places {
             figures: &figures,
             attached: &attached,
+            marks,
             library: allocator.library(),
             is_ours: allocator.is_ours(),
         };
         measure::run(&mut command, &places, &signals, streams)
     };
-    let measured = |allocator: &Allocator, streams| run_of(prepared(allocator, streams), allocator, streams);
+    let measured = |allocator: &Allocator, marks: Option<&Marks>, streams| {
+        run_of(prepared(allocator, marks, streams), allocator, marks, streams)
+    };
     if let Some(preloaded) = std::env::var_os("LD_PRELOAD").filter(|list| !list.is_empty()) {
         os::say(&format!(
             "LD_PRELOAD={} stays behind each allocator, and is what glibc's rows have",
@@ -208,7 +241,7 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
         );
     }
 
-    let first = measured(&allocators[0], Streams::Ours)
+    let first = measured(&allocators[0], marks.as_ref(), Streams::Ours)
         .map_err(|source| RunError::not_started(&arguments.program[0], source))?;
     if let Some(signal) = signals.caught() {
         return Ok(Ended { how: How::Exit(128u8.wrapping_add(signal as u8)), ..first.ended() });
@@ -216,6 +249,8 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
     if first.how != How::Exit(0) {
         os::say(&format!("the program {}; runs that end alike are compared", measure::ended(first.how)));
     }
+    // A program that marks nothing runs as it would without us.
+    marks = marks.filter(|_| first.steps.is_some());
     let ended = first.ended();
     let of_each = arguments.runs.unwrap_or(LEAST_RUNS);
     let count = allocators.len() as u64 * u64::from(of_each);
@@ -250,7 +285,7 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
                 continue;
             }
             progress.begin(&row.allocator.name, round + 1);
-            let measured = measured(&row.allocator, Streams::Nowhere);
+            let measured = measured(&row.allocator, marks.as_ref(), Streams::Nowhere);
             if signals.caught().is_some() {
                 break;
             }
@@ -272,7 +307,7 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
     let recorded = match rows.iter().find(|row| row.allocator.is_planned() && row.failure().is_none()) {
         Some(Row { allocator, .. }) if report.is_some() && signals.caught().is_none() => {
             progress.begin(&format!("{}, recorded", allocator.name), round);
-            let mut command = prepared(allocator, Streams::Nowhere);
+            let mut command = prepared(allocator, None, Streams::Nowhere);
             let plan = directory.path().join("plan-%r");
             command.env("STEPALLOC_PLAN", &plan);
             let wanted = Wanted {
@@ -282,7 +317,7 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
                 ..Wanted::default()
             };
             let watched = Watched::prepare(wanted, directory.path(), &mut command);
-            let run = run_of(command, allocator, Streams::Nowhere).ok();
+            let run = run_of(command, allocator, None, Streams::Nowhere).ok();
             run.map(|run| report_of(&arguments.program, &watched, &run, &allocator.name))
         }
         _ => None,
@@ -316,11 +351,14 @@ pub fn compare(arguments: Arguments) -> Result<Ended, CompareError> {
     if let Some(markdown) = markdown {
         markdown.write(table.markdown().as_bytes())?;
     }
-    if let Some(report) = report {
+    if let Some((path, report)) = report {
         let mut page = recorded.unwrap_or_default();
         page.title = words(&arguments.program).join(" ");
         page.comparison = Some(table.page());
         report.write(page.to_html().as_bytes())?;
+        if !output::is_standard(&path) {
+            os::say(&format!("the report: {}", path.display()));
+        }
     }
     Ok(match signals.caught() {
         Some(signal) => Ended { how: How::Exit(128u8.wrapping_add(signal as u8)), ..ended },

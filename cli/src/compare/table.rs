@@ -32,15 +32,28 @@ const CPU_TIME: Figure = Figure {
     of: |run| Some(run.cpu_seconds),
 };
 
-const FIGURES: [Figure; 6] = [
-    Figure {
-        name: "seconds",
-        title: "time [s]",
-        words: "Time",
-        digits: 2,
-        is_time: true,
-        of: |run| Some(run.seconds),
-    },
+const STEP_TIME: Figure = Figure {
+    name: "step_milliseconds",
+    title: "step [ms]",
+    words: "Time of a step",
+    digits: 2,
+    is_time: true,
+    of: |run| run.steps.map(|steps| steps.seconds * 1e3),
+};
+
+const RUN_TIME: Figure = Figure {
+    name: "seconds",
+    title: "time [s]",
+    words: "Time",
+    digits: 2,
+    is_time: true,
+    of: |run| Some(run.seconds),
+};
+
+/// All there are. A table has the step's time in place of the run's, where it is known.
+const FIGURES: [Figure; 7] = [
+    STEP_TIME,
+    RUN_TIME,
     CPU_TIME,
     Figure {
         name: "system_seconds",
@@ -76,6 +89,8 @@ const FIGURES: [Figure; 6] = [
     },
 ];
 
+/// Of these so many are in a table.
+const SHOWN: usize = FIGURES.len() - 1;
 /// The chance that a table tells any difference where there is none.
 const CHANCE: f64 = 0.05;
 
@@ -98,7 +113,7 @@ impl Column {
         let yardstick = if figure.is_time { of_rows(|run| run.yardstick_seconds) } else { Vec::new() };
         Column {
             middles: figures.iter().map(|figures| Middle::of(figures)).collect(),
-            judged: judge(&figures, &yardstick, CHANCE / FIGURES.len() as f64),
+            judged: judge(&figures, &yardstick, CHANCE / SHOWN as f64),
         }
     }
 
@@ -116,19 +131,23 @@ pub fn of_cpu_time(rows: &[Row]) -> Judged {
 /// What was measured, judged.
 pub struct Table<'a> {
     rows: &'a [Row],
-    /// For each of [`FIGURES`].
-    columns: Vec<Column>,
+    /// One of [`FIGURES`] each.
+    columns: Vec<(&'static Figure, Column)>,
 }
 
 impl<'a> Table<'a> {
     /// Judges the rows.
     pub fn of(rows: &'a [Row]) -> Table<'a> {
-        Table { rows, columns: FIGURES.iter().map(|figure| Column::of(figure, rows)).collect() }
+        let runs = || rows.iter().filter(|row| row.failure().is_none()).flat_map(|row| &row.runs);
+        let steps_are_known = runs().count() > 0 && runs().all(|run| run.steps.is_some());
+        let left_out = if steps_are_known { RUN_TIME.name } else { STEP_TIME.name };
+        let shown = FIGURES.iter().filter(|figure| figure.name != left_out);
+        Table { rows, columns: shown.map(|figure| (figure, Column::of(figure, rows))).collect() }
     }
 
     fn cell(&self, column: usize, row: usize) -> String {
-        let Some((middle, beside)) = self.columns[column].cell(row) else { return "-".to_owned() };
-        let digits = FIGURES[column].digits;
+        let (Figure { digits, .. }, column) = &self.columns[column];
+        let Some((middle, beside)) = column.cell(row) else { return "-".to_owned() };
         let figure = format!("{:.digits$} ± {:.digits$}", middle.median, middle.spread);
         let Some(Beside { verdict, ratio }) = beside else { return figure };
         match (verdict, ratio) {
@@ -141,13 +160,13 @@ impl<'a> Table<'a> {
 
     /// A row's cells; of one with a run that went wrong its name and what.
     fn cells(&self) -> Vec<Vec<String>> {
-        let titles = FIGURES.iter().map(|figure| figure.title.to_owned());
+        let titles = self.columns.iter().map(|(figure, _)| figure.title.to_owned());
         let mut cells = vec![std::iter::once("allocator".to_owned()).chain(titles).collect()];
         for (index, row) in self.rows.iter().enumerate() {
             let name = std::iter::once(row.allocator.name.clone());
             cells.push(match row.failure() {
                 Some(failure) => name.chain([failure]).collect(),
-                None => name.chain((0..FIGURES.len()).map(|column| self.cell(column, index))).collect(),
+                None => name.chain((0..SHOWN).map(|column| self.cell(column, index))).collect(),
             });
         }
         cells
@@ -161,7 +180,7 @@ impl<'a> Table<'a> {
             let whole = cells.iter().filter(|line| column == 0 || line.len() > 2);
             whole.filter_map(|line| line.get(column)).map(length).max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..=FIGURES.len()).map(width).collect();
+        let widths: Vec<usize> = (0..=SHOWN).map(width).collect();
         let mut text = String::new();
         for line in &cells {
             for (column, cell) in line.iter().enumerate() {
@@ -183,10 +202,10 @@ impl<'a> Table<'a> {
             let tidy =
                 |cell: &String| cell.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
             let mut cells: Vec<String> = line.iter().map(tidy).collect();
-            cells.resize(FIGURES.len() + 1, String::new());
+            cells.resize(SHOWN + 1, String::new());
             let _ = writeln!(text, "| {} |", cells.join(" | "));
             if index == 0 {
-                let _ = writeln!(text, "|---|{}", "---:|".repeat(FIGURES.len()));
+                let _ = writeln!(text, "|---|{}", "---:|".repeat(SHOWN));
             }
         }
         text
@@ -216,8 +235,8 @@ impl<'a> Table<'a> {
     pub fn json(&self) -> Vec<Value> {
         let rows = self.rows.iter().enumerate().map(|(index, row)| {
             let mut figures = json!({});
-            for (column, figure) in FIGURES.iter().enumerate() {
-                if let Some((middle, beside)) = self.columns[column].cell(index) {
+            for (figure, column) in &self.columns {
+                if let Some((middle, beside)) = column.cell(index) {
                     figures[figure.name] = json!({
                         "median": middle.median,
                         "spread": middle.spread,
@@ -242,12 +261,12 @@ impl<'a> Table<'a> {
 
     /// The same for a report's page.
     pub fn page(&self) -> Value {
-        let columns = FIGURES.iter().map(|figure| {
+        let columns = self.columns.iter().map(|(figure, _)| {
             let unit = figure.title.rsplit_once('[').map_or("", |(_, unit)| unit.trim_end_matches(']'));
             json!({ "name": figure.name, "words": figure.words, "unit": unit })
         });
         let rows = self.rows.iter().enumerate().map(|(index, row)| {
-            let cells = self.columns.iter().map(|column| {
+            let cells = self.columns.iter().map(|(_, column)| {
                 let (middle, beside) = column.cell(index)?;
                 Some(json!({
                     "median": middle.median,
@@ -272,12 +291,12 @@ impl<'a> Table<'a> {
     /// Who is ahead, where that is no chance: of time, CPU time and peak memory.
     pub fn conclusion(&self) -> String {
         let mut text = String::new();
-        for (column, figure) in FIGURES.iter().enumerate() {
+        for (figure, column) in &self.columns {
             if ["system_seconds", "minor_faults", "vm_rss_mib"].contains(&figure.name) {
                 continue;
             }
             let named = |wanted: Verdict| {
-                let cells = self.columns[column].judged.rows.iter().zip(self.rows);
+                let cells = column.judged.rows.iter().zip(self.rows);
                 let named =
                     cells.filter(move |(beside, _)| beside.is_some_and(|beside| beside.verdict == wanted));
                 named.map(|(_, row)| row.allocator.name.as_str()).collect::<Vec<_>>()
@@ -338,6 +357,7 @@ mod tests {
             minor_faults: 7,
             rss_bytes: Some(mib << 20),
             hwm_bytes: Some(mib << 20),
+            steps: None,
             yardstick_seconds: None,
             preloaded: None,
             how,
@@ -370,7 +390,7 @@ dead       was killed by signal 11: out of luck
         assert!(table.markdown().contains("| other | 6.00 ± 0.00 1.20 x |"), "{}", table.markdown());
         assert_eq!(table.csv().lines().count(), 10);
         assert!(table.csv().contains(
-            "\nother,1,6.000000,12.010000,0.000000,7.000000,100.000000,100.000000,,ended with status 0\n"
+            "\nother,1,,6.000000,12.010000,0.000000,7.000000,100.000000,100.000000,,ended with status 0\n"
         ));
         let figures = table.json();
         assert_eq!(figures[1]["figures"]["cpu_seconds"]["verdict"], "more");

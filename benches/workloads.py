@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""Programs that only allocate, under stepalloc and its rivals, compared by `stepalloc compare`.
+
+    benches/workloads.py [--runs 5] [--workloads NAME,...] > benches/results/workloads.csv
+
+The workloads are those of benches/workloads.rs (tensors, shapes, threads, larson), and the traces beside the repository,
+replayed. All mark their steps, and are planned from the fourth on (START_STATISTIC_STEP=4, STABLE_STATISTIC_STEP=3). Each page of a block is written once, so what is measured is the allocator and the page
+faults it makes. Time is that of a step, in the mean of the newer half. The rivals are those of `stepalloc compare`, Debian's
+tcmalloc (libtcmalloc-minimal4), and Debian's jemalloc (libjemalloc2) told to return nothing.
+"""
+import argparse, csv, json, os, pathlib, subprocess, sys, tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+TRACES = ROOT.parent / "shared/traces"
+KEPT = "jemalloc-kept"
+JEMALLOC = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"
+# Steps, for runs of a second or a few.
+WORKLOADS = {"tensors": 40, "shapes": 100, "threads": 200, "larson": 200}
+STEPS_OF_TRACES = 40
+# Marked steps are collected from the hundredth on by default.
+SOON = {"START_STATISTIC_STEP": "4", "STABLE_STATISTIC_STEP": "3"}
+FIGURES = ("step_milliseconds", "cpu_seconds", "system_seconds", "minor_faults", "vm_rss_mib", "vm_hwm_mib")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    traces = {f"replay {path.name.removesuffix('.csv.gz')}": path for path in sorted(TRACES.glob("*.csv.gz"))}
+    known = [*WORKLOADS, *traces]
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--workloads", default=",".join(known), help="separated by commas")
+    arguments = parser.parse_args()
+    names = arguments.workloads.split(",")
+    if unknown := set(names) - set(known):
+        sys.exit(f"unknown {sorted(unknown)}; known are {known}")
+    if not os.path.exists(JEMALLOC) or not list(pathlib.Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4")):
+        sys.exit("not installed: Debian's libjemalloc2 or libtcmalloc-minimal4")
+    subprocess.run(["cargo", "build", "--quiet", "--release"], cwd=ROOT, check=True)
+    subprocess.run(["cargo", "build", "--quiet", "--release", "-p", "stepalloc-benches", "--bin", "workloads"], cwd=ROOT, check=True)
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    columns = [f"{figure}{part}" for figure in FIGURES for part in ("", "_spread", "_ratio", "_verdict")]
+    out.writerow(["workload", "allocator", "runs", *columns, "planned_percent", "arena_mib"])
+    for name in names:
+        program = [TARGET / "workloads", name, str(WORKLOADS[name])] if name in WORKLOADS else [
+            TARGET / "workloads", "replay", str(STEPS_OF_TRACES), traces[name]]
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "figures")
+            command = [TARGET / "stepalloc", "compare", "--no-report", "--runs", str(arguments.runs), "--json", file,
+                       "--allocator", f"{KEPT}={JEMALLOC},MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1"]
+            subprocess.run([*command, "--", *program], check=True, stdout=sys.stderr, env={**os.environ, **SOON})
+            told = json.loads(file.read_text())
+        for result in told["results"]:
+            if result["failure"]:
+                sys.exit(f"{name}, {result['allocator']}: {result['failure']}")
+            row = [name, result["allocator"], told["runs"]]
+            for figure in FIGURES:
+                cell = result["figures"].get(figure, {})
+                number = lambda key: "" if cell.get(key) is None else f"{cell[key]:.4f}"
+                row += [number("median"), number("spread"), number("ratio"), cell.get("verdict") or ""]
+            ours = result["runs"][-1].get("statistics") or {}
+            last = ours.get("last_steps") or {}
+            asked = sum(last.get(f"{kind}_bytes", 0) for kind in ("planned", "gap", "fallback"))
+            row += [f"{100 * last['planned_bytes'] / asked:.1f}" if asked else "",
+                    f"{ours['arena_bytes'] / 2**20:.1f}" if ours.get("arena_bytes") else ""]
+            out.writerow(row)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
