@@ -1,9 +1,9 @@
 //! A loop of allocate/free pairs, for `instructions.rs` to count under callgrind.
 //!
 //! `pairs WAY BACKEND SIZE PHASE COUNT`: WAY is `bare` (the backend alone), `rust` (`StatisticAllocator`) or `c`
-//! (malloc and free of what is preloaded) or `bare-c` (the backend's own malloc and free) or `nothing` (the loop alone, of BACKEND `rust` or `c`); PHASE is `waiting`,
-//! `collecting` or `planned`. First the phase is reached by steps of 5000 pairs; then COUNT pairs are made in one more
-//! step; at most 5000 of a planned size, so that each finds the slot planned for it.
+//! (malloc and free of what is preloaded) or `bare-c` (the backend's own malloc and free) or `nothing` (the loop alone, of
+//! BACKEND `rust` or `c`); PHASE is `waiting`, `collecting` or `planned`. First the phase is reached by steps of 5000 pairs;
+//! then COUNT pairs are made in one more step; at most 5000 of a planned size, so that each finds the slot planned for it.
 //!
 //! `CELLS` in the environment: each step begins with so many blocks, alive together, that have 1/CELLS of SIZE; so the
 //! pairs' slots lie over as many cells of the arena, 32 of which have their states in one word.

@@ -45,6 +45,12 @@ pub fn steps() -> &'static Path {
     PROGRAM.get_or_init(|| compile("steps.c", "steps", &["-ldl"]))
 }
 
+/// `transition.c`.
+pub fn transition() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| compile("transition.c", "transition", &["-ldl"]))
+}
+
 /// `steps.c` without a dynamic linker; the compiler's words where the C library has no static form.
 pub fn static_steps() -> Result<PathBuf, String> {
     try_compile("steps.c", "static-steps", &["-static"])

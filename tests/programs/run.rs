@@ -437,3 +437,22 @@ fn the_command_alone_shows_its_help() {
         assert!(ended.err().contains(&format!("\n  {word} ")), "{word}: {}", ended.err());
     }
 }
+
+/// What is alive when a plan comes into force is freed while its arena fills, and must not stay beside it.
+#[test]
+fn a_plan_comes_into_force_without_a_peak() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for backend in BACKENDS {
+        let json = directory.path().join(backend);
+        let mut command = process::preloaded(compiled::transition(), backend);
+        command.arg("40").env("STEPALLOC_JSON", &json);
+        command.env("START_STATISTIC_STEP", "4").env("STABLE_STATISTIC_STEP", "3");
+        let ended = process::finish(&mut command).with_status(0);
+        let said: Value =
+            serde_json::from_str(&std::fs::read_to_string(&json).expect("figures")).expect("JSON");
+        assert_eq!(said["phase"], "planned", "{said}");
+        let figures: Vec<u64> = ended.out().split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [most, last] = figures[..] else { panic!("{}", ended.out()) };
+        assert!(4 * most <= 5 * last, "{backend}: {most} KiB at most, {last} at the end");
+    }
+}

@@ -42,10 +42,11 @@
 //!
 //! # Phases
 //!
-//! *Waiting* counts steps until `START_STATISTIC_STEP`, or listens until there is a rhythm. *Collecting* records blocks of `STEPALLOC_MIN_BYTES` and more,
-//! until more than `STABLE_STATISTIC_STEP` steps in a row changed nothing in what the plan needs, or more than
-//! `MAX_STATISTIC_STEP` were seen; of steps that were found two are enough. *Planned* serves; when less than nine tenths of the bytes find their slot for
-//! several steps, the needs are collected again while the old plan serves. All [`Settings`] come from the environment.
+//! *Waiting* counts steps until `START_STATISTIC_STEP`, or listens until there is a rhythm. *Collecting* records blocks of
+//! `STEPALLOC_MIN_BYTES` and more, until more than `STABLE_STATISTIC_STEP` steps in a row changed nothing in what the plan
+//! needs, or more than `MAX_STATISTIC_STEP` were seen; of steps that were found two are enough. *Planned* serves; when less than
+//! nine tenths of the bytes find their slot for several steps, the needs are collected again while the old plan serves. All
+//! [`Settings`] come from the environment.
 //!
 //! # What holds whatever the program does
 //!
@@ -65,9 +66,10 @@
 //!
 //! # Layout
 //!
-//! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and plan (by stepalloc-planner; `kept` in a file), or `alive` where there are no slots ->
-//! `matcher` which slot -> `arena` is it free, by `cells` and `granules`; `alloc` and [`route`] the way of a request; [`backend`] what is
-//! underneath; [`os`] every system call.
+//! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and
+//! plan (by stepalloc-planner; `kept` in a file), or `alive` where there are no slots -> `matcher` which slot -> `arena` is
+//! it free, by `cells` and `granules`; `alloc` and [`route`] the way of a request; [`backend`] what is underneath; [`os`] every
+//! system call.
 
 mod alive;
 mod alloc;

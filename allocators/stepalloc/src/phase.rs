@@ -562,6 +562,10 @@ impl Engine {
             self.retain(Retention::Long);
         }
         trim();
+        if self.marked {
+            // What lives into this step is freed in it, and would be kept beside an arena that fills.
+            self.give_back_soon();
+        }
     }
 
     /// Tells the backend what is to become of unused memory, where that is news.

@@ -7,10 +7,10 @@
 //! Workers, 1932).
 //!
 //! A difference is told by either of two tests, each with half of the chance. One takes from all allocators together how much
-//! chance there is, which few runs of two do not tell, where all are about as steady as each other. The other asks the pair alone, so that one unsteady allocator hides
-//! nothing between two steady ones, and without the tenth at each end of the rounds' differences, so that one run that was
-//! disturbed does not (Yuen, Biometrika 61, 1974, of paired differences). That any could have been the best, and any
-//! beside it, is made up for by asking for more the more pairs there are (Bonferroni).
+//! chance there is, which few runs of two do not tell, where all are about as steady as each other. The other asks the pair
+//! alone, so that one unsteady allocator hides nothing between two steady ones, and without the tenth at each end of the rounds'
+//! differences, so that one run that was disturbed does not (Yuen, Biometrika 61, 1974, of paired differences). That any could
+//! have been the best, and any beside it, is made up for by asking for more the more pairs there are (Bonferroni).
 
 use statrs::distribution::{ContinuousCDF, FisherSnedecor, StudentsT};
 use statrs::statistics::{Data, OrderStatistics};

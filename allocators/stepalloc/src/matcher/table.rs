@@ -14,8 +14,8 @@ const MANY_CLASSES: usize = 4096;
 /// Multiplications spent on finding a multiplier with few collisions: a fraction of a millisecond.
 const MULTIPLICATIONS: usize = 100_000;
 
-/// In one mapping: the slots; this header; the classes; the families. The slots of a class are found by an address, which is read before
-/// their number.
+/// In one mapping: the slots; this header; the classes; the families. The slots of a class are found by an address, which is
+/// read before their number.
 #[repr(C, align(64))]
 pub(super) struct Table {
     /// Bytes of the classes but one; their number is a power of two.

@@ -38,8 +38,6 @@ const UNFIT_STEPS: u32 = 8;
 /// The backend's caches are given back so often in the first period of a plan, and at the boundaries after it: what was alive
 /// when it came into force is freed by and by, and a period may be many steps.
 const TRIMS_WITHIN: u8 = 8;
-/// Allocations from one time to the next, at least.
-const TRIM_PAUSE: u64 = 16;
 /// Bytes of a period that must be of sizes the plan knows if it is to be the plan's, in percent.
 const KNOWN_PERCENT: u64 = 90;
 /// Steps after which it is asked whether the rhythm is the right one; doubled whenever the answer was no.
@@ -105,7 +103,8 @@ pub(crate) fn listen() {
     within_allocation(Engine::listen);
 }
 
-/// Ends the running step, `step` for the matcher, of which `class` was the first allocation too many; `false` where another thread is about it.
+/// Ends the running step, `step` for the matcher, of which `class` was the first allocation too many; `false` where another
+/// thread is about it.
 #[cold]
 pub(crate) fn found_boundary(class: Class, step: u64) -> bool {
     within_allocation(|engine| {
@@ -183,25 +182,36 @@ impl Engine {
         if settings.enabled && self.begin_with_kept(&settings) {
             return;
         }
-        if self.marked || !settings.enabled {
+        let gives_back = settings.enabled && self.phase == Phase::Planned && self.trims_within > 0;
+        if gives_back {
+            self.give_back();
+        }
+        if (self.marked && self.trims_within == 0) || !settings.enabled {
             route::set(self.phase == Phase::Planned, Watch::Nothing, settings.min_bytes);
+        }
+        if self.marked || gives_back || !settings.enabled {
             return;
         }
-        if self.trims_within > 0 {
-            self.give_back();
-        } else if matches!(self.work, Work::None) {
+        if matches!(self.work, Work::None) {
             self.look_for_rhythm(&settings);
         } else {
             self.follow(&settings);
         }
     }
 
+    /// Has what the backend no longer needs given back several times in the first period of a plan.
+    pub(super) fn give_back_soon(&mut self) {
+        self.trims_within = TRIMS_WITHIN;
+        route::set(true, Watch::Sizes, self.settings().min_bytes);
+        LISTENER.wake_after(1);
+    }
+
     /// Gives back what the backend no longer needs, now that a plan serves.
     fn give_back(&mut self) {
         trim();
         self.trims_within -= 1;
-        let period = self.start.map_or(0, |start| start.rhythm.period as u64);
-        LISTENER.wake_after((period / u64::from(TRIMS_WITHIN)).max(TRIM_PAUSE));
+        let period = self.start.map_or(self.planned_blocks as u64, |start| start.rhythm.period as u64);
+        LISTENER.wake_after(period / u64::from(TRIMS_WITHIN));
     }
 
     fn look_for_rhythm(&mut self, settings: &Settings) {
@@ -304,8 +314,8 @@ impl Engine {
     }
 
     /// Whether a rhythm that was heard calls for plans other than those that serve: these leave something over, and no kind
-    /// of step has its sizes, or it is longer, and not by contours alone. (The same rhythm is heard again where a program has left its plan for a while;
-    /// a shorter one, of layers, within each step; and a longer one where kinds of steps take turns.)
+    /// of step has its sizes, or it is longer, and not by contours alone. (The same rhythm is heard again where a program has
+    /// left its plan for a while; a shorter one, of layers, within each step; and a longer one where kinds of steps take turns.)
     fn is_news(&self, found: &Rhythm, heard: &[Class]) -> bool {
         let Some(start) = self.start else { return true };
         // What was planned may be a layer of the step, also where it serves the rest of the step as well.
@@ -438,13 +448,11 @@ impl Engine {
         MISSES.forget_step();
         UNFIT.store(0, Relaxed);
         UNFIT_MOST.store(self.unfit_in_a_step(), Relaxed);
-        self.trims_within = TRIMS_WITHIN;
+        self.give_back_soon();
         // Where nothing was missed, the beginning of the running step is known.
         self.fitting = Fitting { steps: 1, ..Fitting::new() };
         self.horizon = (SETTLING * heard).min(DEAF);
         self.settling = 2 * heard;
-        route::set(true, Watch::Sizes, self.settings().min_bytes);
-        LISTENER.wake_after(TRIM_PAUSE);
         (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
     }
 
