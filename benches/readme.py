@@ -212,11 +212,6 @@ def recording():
     return table(*rows)
 
 
-def compare():
-    rows = [("two allocators", "right", "of so many comparisons")]
-    return table(*rows, *((row["compared"], row["right"], row["sittings"]) for row in read("compare.csv")))
-
-
 def machine():
     """The newest of each machine's descriptions: which results are whose."""
     rows = [("results", "processor", "cores", "memory", "Linux", "C library", "Rust", "Python, torch, numpy", "measured on", "commit")]
@@ -263,7 +258,7 @@ def main():
     plot()
     path = ROOT / "README.md"
     text = path.read_text()
-    tables = (pytorch, others, workloads, recording, compare, everyday, instructions, plans, instances, traces, scale, machine)
+    tables = (pytorch, others, workloads, recording, everyday, instructions, plans, instances, traces, scale, machine)
     for name, content in ((table.__name__, table()) for table in tables):
         pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
         text, count = re.subn(pattern, lambda match: match[1] + content + "\n" + match[2], text, flags=re.DOTALL)

@@ -210,7 +210,7 @@ impl Engine {
     fn give_back(&mut self) {
         trim();
         self.trims_within -= 1;
-        let period = self.start.map_or(self.planned_blocks as u64, |start| start.rhythm.period as u64);
+        let period = self.start.map_or(self.planned_blocks, |start| start.rhythm.period as u64);
         LISTENER.wake_after(period / u64::from(TRIMS_WITHIN));
     }
 
