@@ -51,12 +51,12 @@ impl Library {
         if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
             let path = PathBuf::from(path);
             return match path.canonicalize() {
-                Ok(found) if found.is_file() => Library::reachable(found, directory),
+                Ok(found) if found.is_file() => Library::reachable(found, FILE, directory),
                 _ => Err(LibraryError::Setting(path)),
             };
         }
         match places(FILE).iter().find_map(|place| place.canonicalize().ok()) {
-            Some(found) => Library::reachable(found, directory),
+            Some(found) => Library::reachable(found, FILE, directory),
             None => Err(LibraryError::NotFound(places(FILE))),
         }
     }
@@ -64,14 +64,15 @@ impl Library {
     /// The library that times steps, beside the other; where it is not, steps of programs are not known.
     pub fn marks(&self, directory: &Path) -> Option<Library> {
         let beside = self.0.canonicalize().ok()?.with_file_name(MARKS);
-        Library::reachable(beside.canonicalize().ok()?, directory).ok()
+        Library::reachable(beside.canonicalize().ok()?, MARKS, directory).ok()
     }
 
-    fn reachable(path: PathBuf, directory: &Path) -> Result<Library, LibraryError> {
+    /// By itself, or by a link of this name.
+    fn reachable(path: PathBuf, name: &str, directory: &Path) -> Result<Library, LibraryError> {
         if understood(&path) {
             return Ok(Library(path));
         }
-        let link = directory.join(path.file_name().unwrap_or(FILE.as_ref()));
+        let link = directory.join(name);
         let linked = if understood(&link) {
             symlink(&path, &link)
         } else {
@@ -120,8 +121,9 @@ mod tests {
     #[test]
     fn a_path_the_linker_would_split_is_reached_through_a_link() {
         let directory = tempfile::tempdir().expect("a directory");
-        let library = Library::reachable("/with space/x.so".into(), directory.path()).expect("linked");
-        assert_eq!(library.0, directory.path().join("x.so"));
-        assert_eq!(library.0.read_link().expect("a link"), Path::new("/with space/x.so"));
+        let library =
+            Library::reachable("/with space/a b.so".into(), MARKS, directory.path()).expect("linked");
+        assert_eq!(library.0, directory.path().join(MARKS));
+        assert_eq!(library.0.read_link().expect("a link"), Path::new("/with space/a b.so"));
     }
 }
