@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the tables of README.md from benches/results, between the comments that name them, and the plot beside these.
 
-    benches/readme.py
+    /usr/bin/python3 benches/readme.py
 
 benches/all.py makes the results, and calls this. The plot needs Debian's python3-matplotlib.
 """
