@@ -21,7 +21,7 @@ PYTHON = TARGET / "benches-python"
 BENCHES = {
     "pytorch": (["pytorch.py", "--runs", "3"], ["--runs", "1", "--workloads", "convnet"]),
     "others": (["others.py", "--python", PYTHON / "bin/python", "--runs", "3"], ["--runs", "1", "--programs", "numpy stencil"]),
-    "workloads": (["workloads.py", "--runs", "3"], ["--runs", "2", "--workloads", "larson"]),
+    "workloads": (["workloads.py"], ["--runs", "2", "--workloads", "larson"]),
     "compare": (["compare.py"], ["--sittings", "1", "--minutes", "0.1"]),
     "recording": (["recording.py"], ["--programs", "numpy stencil"]),
     "everyday": (["everyday.py"], ["--programs", "sort,openssl"]),

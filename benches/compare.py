@@ -30,7 +30,7 @@ __attribute__((destructor)) static void waste(void) {
 def sitting(program, options, other, folder):
     """What is told of the second allocator, how many runs it took, and how long."""
     figures, start = pathlib.Path(folder, "figures"), time.monotonic()
-    command = [TARGET / "stepalloc", "compare", "--allocators", "glibc", "--allocator", f"other={other}", *options]
+    command = [TARGET / "stepalloc", "compare", "--no-report", "--allocators", "glibc", "--allocator", f"other={other}", *options]
     subprocess.run([*command, "--json", figures, "--", *program], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     told = json.loads(figures.read_text())
     return [result["figures"] for result in told["results"]], told["runs"], time.monotonic() - start

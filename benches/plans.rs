@@ -1,4 +1,4 @@
-//! Instructions of the planner, counted by callgrind: of the merge of recorded steps, and of their plans.
+//! Instructions of the planner, counted by callgrind: of the load of generated problems, and of quick plans of them.
 //! `cargo bench --bench plans` says what is different since it was run last; `instructions.py` makes the table of them.
 
 // The macros make modules that nobody reads, and paths that are longer than they need be.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Programs that only allocate, under stepalloc and its rivals, compared by `stepalloc compare`.
 
-    benches/workloads.py [--runs 5] [--workloads NAME,...] > benches/results/workloads.csv
+    benches/workloads.py [--runs 3] [--workloads NAME,...] > benches/results/workloads.csv
 
 The workloads are those of benches/workloads.rs (tensors, shapes, threads, larson), and the traces beside the repository,
 replayed. All mark their steps, and are planned from the fourth on (START_STATISTIC_STEP=4, STABLE_STATISTIC_STEP=3). Each page of a block is written once, so what is measured is the allocator and the page
@@ -27,7 +27,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     traces = {f"replay {path.name.removesuffix('.csv.gz')}": path for path in sorted(TRACES.glob("*.csv.gz"))}
     known = [*WORKLOADS, *traces]
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workloads", default=",".join(known), help="separated by commas")
     arguments = parser.parse_args()
     names = arguments.workloads.split(",")
