@@ -18,6 +18,8 @@ use stepalloc::{Glibc, Jemalloc, Mimalloc, Phase, StatisticAllocator};
 /// One pair of a way to allocate.
 type Pair = fn(usize);
 
+/// Steps of a plan before its pairs are counted.
+const SETTLING: u32 = 3;
 /// Pairs a step.
 const STEP: u64 = 5000;
 
@@ -138,6 +140,12 @@ fn main() {
         wanted as i32,
         "the phase asked for is not reached: set START_STATISTIC_STEP and the others"
     );
+    // In a plan's first step the backend's memory is given back by and by, and requests are listened to for that.
+    for _ in 0..if wanted == Phase::Planned { SETTLING } else { 0 } {
+        cut(way, size, cells);
+        (0..STEP).for_each(|_| pair(size));
+        step();
+    }
     let is_planned = wanted == Phase::Planned && size >= 32 << 10;
     if !is_planned {
         (0..STEP).for_each(|_| pair(size));
