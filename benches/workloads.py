@@ -4,8 +4,8 @@
     benches/workloads.py [--runs 3] [--workloads NAME,...] > benches/results/workloads.csv
 
 The workloads are those of benches/workloads.rs (tensors, shapes, threads, larson), and the traces beside the repository,
-replayed. All mark their steps, and are planned from the fourth on (START_STATISTIC_STEP=4, STABLE_STATISTIC_STEP=3). Each page of a block is written once, so what is measured is the allocator and the page
-faults it makes. Time is that of a step, in the mean of the newer half. The rivals are those of `stepalloc compare`, Debian's
+replayed. All mark their steps, and are planned from the fourth on (START_STATISTIC_STEP=4, STABLE_STATISTIC_STEP=3), where they repeat. Each page of a block is written once, so what is measured is the allocator and the
+page faults it makes. Time is that of a step, in the mean of the newer half, in which plans serve. The rivals are those of `stepalloc compare`, Debian's
 tcmalloc (libtcmalloc-minimal4), and Debian's jemalloc (libjemalloc2) told to return nothing.
 """
 import argparse, csv, json, os, pathlib, subprocess, sys, tempfile
@@ -16,8 +16,10 @@ TRACES = ROOT.parent / "shared/traces"
 KEPT = "jemalloc-kept"
 JEMALLOC = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"
 # Steps, for runs of a second or a few.
-WORKLOADS = {"tensors": 40, "shapes": 100, "threads": 200, "larson": 200}
+WORKLOADS = {"tensors": 40, "shapes": 200, "threads": 400, "larson": 400}
 STEPS_OF_TRACES = 40
+# Of sizes that follow the data MAX_STATISTIC_STEP steps are collected, of several kinds of steps some of each.
+LONGER = {"torch_recommender_train": 240, "torch_varlen_train": 120}
 # Marked steps are collected from the hundredth on by default.
 SOON = {"START_STATISTIC_STEP": "4", "STABLE_STATISTIC_STEP": "3"}
 FIGURES = ("step_milliseconds", "cpu_seconds", "system_seconds", "minor_faults", "vm_rss_mib", "vm_hwm_mib")
@@ -39,10 +41,10 @@ def main():
     subprocess.run(["cargo", "build", "--quiet", "--release", "-p", "stepalloc-benches", "--bin", "workloads"], cwd=ROOT, check=True)
     out = csv.writer(sys.stdout, lineterminator="\n")
     columns = [f"{figure}{part}" for figure in FIGURES for part in ("", "_spread", "_ratio", "_verdict")]
-    out.writerow(["workload", "allocator", "runs", *columns, "planned_percent", "arena_mib"])
+    out.writerow(["workload", "allocator", "runs", *columns, "slots_percent", "arena_percent", "arena_mib"])
     for name in names:
         program = [TARGET / "workloads", name, str(WORKLOADS[name])] if name in WORKLOADS else [
-            TARGET / "workloads", "replay", str(STEPS_OF_TRACES), traces[name]]
+            TARGET / "workloads", "replay", str(LONGER.get(name.removeprefix("replay "), STEPS_OF_TRACES)), traces[name]]
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "figures")
             command = [TARGET / "stepalloc", "compare", "--no-report", "--runs", str(arguments.runs), "--json", file,
@@ -59,9 +61,10 @@ def main():
                 row += [number("median"), number("spread"), number("ratio"), cell.get("verdict") or ""]
             ours = result["runs"][-1].get("statistics") or {}
             last = ours.get("last_steps") or {}
-            asked = sum(last.get(f"{kind}_bytes", 0) for kind in ("planned", "gap", "fallback"))
-            row += [f"{100 * last['planned_bytes'] / asked:.1f}" if asked else "",
-                    f"{ours['arena_bytes'] / 2**20:.1f}" if ours.get("arena_bytes") else ""]
+            # Gaps are among the planned.
+            planned, gaps, missed = (last.get(f"{kind}_bytes", 0) for kind in ("planned", "gap", "fallback"))
+            share = lambda part: f"{100 * part / (planned + missed):.1f}" if planned + missed else ""
+            row += [share(planned - gaps), share(planned), f"{ours['arena_bytes'] / 2**20:.1f}" if ours.get("arena_bytes") else ""]
             out.writerow(row)
         sys.stdout.flush()
 

@@ -1,7 +1,7 @@
 //! When collecting begins and ends, and what counts as a boundary. Steps count from 0.
 
 use crate::process::scenario;
-use crate::shadow::Block;
+use crate::shadow::{Block, Random};
 use crate::test_name;
 use stepalloc::Phase::{self, *};
 
@@ -112,6 +112,135 @@ fn a_program_that_changes_is_collected_again_while_the_old_plan_serves() {
         assert_eq!((last.fallback_allocations, last.gap_allocations), (0, 0), "{last:?}");
         assert_eq!(last.planned_allocations, 4 * last.count);
         assert!(served.get() >= 40, "the newest {} blocks came from the arena", served.get());
+    });
+}
+
+/// So that few steps say that none is like another.
+const FEW_STEPS: [(&str, &str); 3] =
+    [("START_STATISTIC_STEP", "2"), ("STABLE_STATISTIC_STEP", "2"), ("MAX_STATISTIC_STEP", "8")];
+
+fn sized(size: usize) -> Block {
+    Block::new(size, 1, false).expect("memory")
+}
+
+fn free(block: Block) {
+    block.free().expect("as it was");
+}
+
+/// A table of blocks.
+fn table(blocks: usize) -> Vec<Block> {
+    (0..blocks).map(|index| sized(40_000 + 100 * index)).collect()
+}
+
+/// Replaces blocks of a table at random, ten times as many as there are: ever other lifetimes.
+fn replace(table: &mut [Block], random: &mut Random) {
+    for _ in 0..10 * table.len() {
+        let size = 40_000 + random.below(100 * table.len());
+        let at = random.below(table.len());
+        free(std::mem::replace(&mut table[at], sized(size)));
+    }
+}
+
+#[test]
+fn steps_that_do_not_repeat_are_left_to_the_backend_until_they_do() {
+    let name = test_name!(steps_that_do_not_repeat_are_left_to_the_backend_until_they_do);
+    scenario(name, &FEW_STEPS, || {
+        const BLOCKS: usize = 600;
+        let step = || {
+            table(BLOCKS).into_iter().for_each(free);
+            // It is planned beside the program.
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        };
+        let plans = (0..200).any(|_| {
+            stepalloc::boundary();
+            step();
+            stepalloc::phase() == Planned
+        });
+        assert!(plans);
+
+        let (mut table, mut random) = (table(BLOCKS), Random::new(7));
+        let waits = (0..200).any(|_| {
+            replace(&mut table, &mut random);
+            stepalloc::boundary();
+            stepalloc::phase() == Waiting
+        });
+        let statistics = stepalloc::statistics();
+        assert!(waits && statistics.refused_plans == 1, "{statistics:?}");
+        assert!(statistics.arena_occupied_bytes > 0, "nothing lives on in the arena: {statistics:?}");
+        replace(&mut table, &mut random);
+        assert!(table.iter().all(|block| !block.is_in_arena()), "the backend serves all that is new");
+        table.into_iter().for_each(free);
+        assert_eq!(stepalloc::statistics().arena_occupied_bytes, 0);
+
+        // It is asked again, ever more rarely.
+        let again = (0..5 * stepalloc::statistics().steps).any(|_| {
+            stepalloc::boundary();
+            step();
+            stepalloc::phase() == Planned
+        });
+        assert!(again, "{:?}", stepalloc::statistics());
+        stepalloc::boundary();
+        let blocks = self::table(BLOCKS);
+        assert!(blocks.iter().all(Block::is_in_arena));
+        blocks.into_iter().for_each(free);
+    });
+}
+
+#[test]
+fn steps_of_few_blocks_that_do_not_repeat_have_an_arena_of_gaps() {
+    let name = test_name!(steps_of_few_blocks_that_do_not_repeat_have_an_arena_of_gaps);
+    scenario(name, &FEW_STEPS, || {
+        const BLOCKS: usize = 100;
+        let (mut table, mut random) = (table(BLOCKS), Random::new(7));
+        for _ in 0..100 {
+            stepalloc::boundary();
+            replace(&mut table, &mut random);
+        }
+        let statistics = stepalloc::statistics();
+        assert!(statistics.gaps_only && statistics.refused_plans == 0, "{statistics:?}");
+        let alive: u64 = table.iter().map(|block| block.bytes().len() as u64).sum();
+        assert!(
+            statistics.arena_bytes < alive * 5 / 4,
+            "{} for {alive}: {statistics:?}",
+            statistics.arena_bytes
+        );
+        let inside = table.iter().filter(|block| block.is_in_arena()).count();
+        assert!(inside * 10 >= BLOCKS * 9, "{inside} of {BLOCKS} blocks in the arena");
+        table.into_iter().for_each(free);
+    });
+}
+
+#[test]
+fn an_arena_that_overflows_in_most_steps_but_not_in_several_in_a_row_gets_room() {
+    let name = test_name!(an_arena_that_overflows_in_most_steps_but_not_in_several_in_a_row_gets_room);
+    scenario(name, &FEW_STEPS, || {
+        const LANES: usize = 8;
+        const BLOCKS: usize = 4 * LANES;
+        let lane =
+            |lane: usize| -> Vec<Block> { (0..4).map(|at| sized(((lane + at) % 5 + 1) << 16)).collect() };
+        // One lane after the other while the plan is made, and in each fourth step ever after; else all at once.
+        let step = |at_once: bool| {
+            stepalloc::boundary();
+            let lanes = (0..LANES).map(lane);
+            if at_once {
+                let lanes: Vec<_> = lanes.collect();
+                let inside = lanes.iter().flatten().filter(|block| block.is_in_arena()).count();
+                lanes.into_iter().flatten().for_each(free);
+                inside
+            } else {
+                lanes.for_each(|lane| lane.into_iter().for_each(free));
+                BLOCKS
+            }
+        };
+        for _ in 0..50 {
+            step(false);
+        }
+        let planned = stepalloc::statistics();
+        assert!(planned.phase == Planned && !planned.gaps_only, "{planned:?}");
+        let inside: Vec<_> = (0..400).map(|number| step(number % 4 != 0)).collect();
+        assert!(inside[1] * 2 < BLOCKS, "one lane's arena: {} blocks fit", inside[1]);
+        let last = &inside[350..];
+        assert!(last.iter().all(|&inside| inside == BLOCKS), "{last:?}");
     });
 }
 

@@ -84,7 +84,7 @@ impl Block {
         Ok(())
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: live, of that size, initialised by `alloc_zeroed` or by `fill`.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.layout.size()) }
     }

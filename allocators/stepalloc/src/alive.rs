@@ -38,6 +38,8 @@ pub(crate) struct Alive {
     most: [u64; SHIFTS],
     /// The size of a loop that asks for one.
     only: Option<Class>,
+    /// Bytes that the arena is to have at least.
+    least: u64,
     /// Bytes asked for, and those of them of other sizes.
     asked: u64,
     others: u64,
@@ -64,6 +66,11 @@ impl Alive {
         Self::counting(None)
     }
 
+    /// The same where an arena of fewer bytes was too small.
+    pub(crate) fn of_steps_beyond(least: u64) -> Self {
+        Self { least, ..Self::of_steps() }
+    }
+
     /// Of a loop that asks for one size.
     pub(crate) fn of_one_size(size: Class) -> Self {
         Self::counting(Some(size))
@@ -75,6 +82,7 @@ impl Alive {
             alive: [0; SHIFTS],
             most: [0; SHIFTS],
             only,
+            least: 0,
             asked: 0,
             others: 0,
             largest_other: 0,
@@ -146,6 +154,7 @@ impl Alive {
         });
         // A larger block must find as much in one piece between those of the one size.
         let bytes = most(shift) + most(shift) / ROOM + self.largest_other;
+        let bytes = bytes.max(self.least);
         Proposal::without_slots(bytes.next_multiple_of(1 << shift), self.most[0], shift)
     }
 }

@@ -347,8 +347,9 @@ impl Arena {
     /// The start of the smallest run of free granules that holds `length` at a multiple of `step`.
     fn best_gap(&self, cells: &Cells, length: u32, step: u32) -> Option<u32> {
         let mut best: Option<Run> = None;
-        cells.free_runs(&self.granules, |free| {
-            let aligned = free.start().next_multiple_of(step);
+        cells.free_runs(&self.granules, length, |free| {
+            // A power of two.
+            let aligned = (free.start() + step - 1) & !(step - 1);
             let holds = u64::from(aligned) + u64::from(length) <= u64::from(free.end());
             if holds && best.is_none_or(|best| free.length() < best.length()) {
                 best = Some(Run::new(aligned, free.length()));

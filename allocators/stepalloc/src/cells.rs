@@ -333,6 +333,17 @@ enum State {
     Free,
 }
 
+impl State {
+    /// That of a cell's two bits.
+    fn of(bits: u64) -> Self {
+        match bits {
+            0 => Self::Split,
+            1 => Self::Free,
+            _ => Self::Whole,
+        }
+    }
+}
+
 impl Cells {
     /// Makes the cells, all split, and writes down the slots of the runs that were cut; `None` where the system has no
     /// memory for them.
@@ -397,11 +408,7 @@ impl Cells {
 
     fn state(&self, cell: u32) -> State {
         let word = self.word(cell / CELLS_A_WORD).load(Acquire);
-        match word >> (2 * (cell % CELLS_A_WORD)) & 3 {
-            0 => State::Split,
-            1 => State::Free,
-            _ => State::Whole,
-        }
+        State::of(word >> (2 * (cell % CELLS_A_WORD)) & 3)
     }
 
     /// All cells that are not empty.
@@ -495,8 +502,8 @@ impl Cells {
         })
     }
 
-    /// Calls `found` with each longest run of free granules.
-    pub(crate) fn free_runs(&self, granules: &Granules, mut found: impl FnMut(Run)) {
+    /// Calls `found` with each longest run of free granules that has at least `least`, and with some that have fewer.
+    pub(crate) fn free_runs(&self, granules: &Granules, least: u32, mut found: impl FnMut(Run)) {
         let mut free = Run::new(0, 0);
         let mut piece = |from: u32, to: u32| {
             if free.end() != from {
@@ -507,11 +514,23 @@ impl Cells {
             }
             free = Run::between(free.start(), to);
         };
-        for (cell, run) in self.all() {
-            match self.state(cell) {
-                State::Whole => {}
-                State::Free => piece(run.start(), run.end()),
-                State::Split => granules.free_pieces(run, &mut piece),
+        for index in 0..self.words.load(Relaxed) {
+            let word = self.word(index).load(Acquire);
+            let mut cell = 0;
+            while cell < CELLS_A_WORD {
+                // All cells of a word that have the same state are one step, for this is asked for each block in a gap.
+                let state = word >> (2 * cell) & 3;
+                let others = (word ^ (LOWER * state)) >> (2 * cell);
+                let next = CELLS_A_WORD.min(cell + others.trailing_zeros() / 2);
+                let edge = |cell: u32| self.edge(index * CELLS_A_WORD + cell).load(Relaxed);
+                match State::of(state) {
+                    State::Whole => {}
+                    State::Free => piece(edge(cell), edge(next)),
+                    State::Split => {
+                        granules.free_pieces(Run::between(edge(cell), edge(next)), least, &mut piece)
+                    }
+                }
+                cell = next;
             }
         }
         // An empty piece beyond all others ends the last one.

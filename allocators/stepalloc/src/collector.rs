@@ -41,6 +41,8 @@ const MOST_LOOKS: usize = 16;
 /// Bytes by which one plan for all kinds may be higher than one for each, where blocks live on from step to step: one part
 /// in this many. Plans made for each kind alone have another place for them.
 const SHARED_COSTS: u64 = 50;
+/// Marked steps do not repeat where the union of their needs is so many times what was ever alive.
+const UNALIKE: u64 = 2;
 
 /// What collecting has learned so far.
 pub(crate) struct Collector {
@@ -94,6 +96,11 @@ pub(crate) struct Translator {
     next_block: u32,
     /// Address and handle of the block freed last.
     freed: (usize, u32),
+    /// Bytes of those blocks, and the most they ever were.
+    alive: u64,
+    most_alive: u64,
+    /// The most blocks.
+    most_blocks: usize,
 }
 
 /// What is to be planned of one kind of step.
@@ -169,6 +176,8 @@ impl Collector {
             let translator = core::mem::take(&mut self.translator);
             *self = Self { collected: self.collected, ..Self::new() };
             self.translator.next_block = translator.next_block;
+            self.translator.most_alive = translator.most_alive;
+            self.translator.most_blocks = translator.most_blocks;
         }
         let stable = settings.stable(true).unwrap_or_default();
         let done = self.merge(&mut events, whole, Until::Stable(stable), settings.max_steps);
@@ -273,6 +282,14 @@ impl Collector {
         if self.families.learn(sizes, period) {
             self.kinds.clear();
         }
+    }
+
+    /// Where a plan of these needs would take far more than was ever alive, as the steps do not repeat, and the union of what
+    /// they ask for grows with each of them: the most blocks that were alive.
+    pub(crate) fn unalike(&self, needs: &[Arc<Needs>]) -> Option<usize> {
+        let load = needs.iter().map(|needs| needs.step.problem.load().max).max();
+        let is_unalike = load.unwrap_or(0) > UNALIKE * self.translator.most_alive;
+        is_unalike.then_some(self.translator.most_blocks)
     }
 
     /// What is to be planned: the kinds that came again, the newest first; the largest, where none has.
@@ -402,6 +419,7 @@ impl Translator {
             recorder::Event::Move { address, class, from } => (address, class, Some(from)),
             recorder::Event::Free { address, bytes } => {
                 let Some((block, bytes)) = self.live.remove(&address) else { return bytes as u64 };
+                self.alive -= bytes;
                 self.freed = (address, block);
                 events.push(Event::Free { block });
                 return bytes;
@@ -419,7 +437,11 @@ impl Translator {
             events.push(Event::Free { block: lost });
         }
         events.push(Event::Allocate { block, size: class.bytes(), align: class.align(), moved_from });
-        lost.map_or(0, |(_, bytes)| bytes)
+        let lost = lost.map_or(0, |(_, bytes)| bytes);
+        self.alive = self.alive + class.bytes() - lost;
+        self.most_alive = self.most_alive.max(self.alive);
+        self.most_blocks = self.most_blocks.max(self.live.len());
+        lost
     }
 }
 

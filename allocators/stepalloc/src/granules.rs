@@ -111,17 +111,117 @@ impl Granules {
         self.words(run).map(|(word, bits)| u64::from((word.load(Relaxed) & bits).count_ones())).sum()
     }
 
-    /// Calls `found` with start and end of pieces that are free, in order; pieces that touch may come one by one.
-    pub(crate) fn free_pieces(&self, run: Run, mut found: impl FnMut(u32, u32)) {
-        let words = (run.start() / WORD..).zip(self.words(run));
-        for (index, (word, bits)) in words {
-            let mut free = !word.load(Acquire) & bits;
-            while free != 0 {
-                let from = free.trailing_zeros();
-                let length = (free >> from).trailing_ones();
-                found(index * WORD + from, index * WORD + from + length);
-                free &= !(u64::MAX >> (WORD - length) << from);
+    /// The end of the free piece that begins with `from`, at most `end`; `from` where it is taken.
+    fn free_until(&self, from: u32, end: u32) -> u32 {
+        let mut index = from / WORD;
+        let mut taken = self.word(index).load(Acquire) >> (from % WORD);
+        let mut at = from;
+        while taken == 0 {
+            index += 1;
+            at = index * WORD;
+            if at >= end {
+                return end;
             }
+            taken = self.word(index).load(Acquire);
+        }
+        end.min(at + taken.trailing_zeros())
+    }
+
+    /// The beginning of the free piece that ends with `to`, at least `start`; `to` where the one before is taken.
+    fn free_since(&self, start: u32, to: u32) -> u32 {
+        let mut at = to;
+        while at > start {
+            let last = at - 1;
+            let taken = self.word(last / WORD).load(Acquire) << (WORD - 1 - last % WORD);
+            if taken != 0 {
+                return start.max(at - taken.leading_zeros());
+            }
+            at = last - last % WORD;
+        }
+        start
+    }
+
+    /// Calls `found` with start and end of pieces of a run that are free, in order: all of at least `least` granules, and
+    /// those that the run begins or ends with, of any length. Pieces that touch may come one by one.
+    ///
+    /// So many granules have one among them whose number is a multiple of the largest power of two below: only these are
+    /// looked at.
+    pub(crate) fn free_pieces(&self, run: Run, least: u32, mut found: impl FnMut(u32, u32)) {
+        let (start, end) = (run.start(), run.end());
+        if start == end {
+            return;
+        }
+        let begin = self.free_until(start, end);
+        if begin != start {
+            found(start, begin);
+        }
+        if begin == end {
+            return;
+        }
+        let last = self.free_since(begin, end);
+        let step = 1 << least.max(1).ilog2();
+        let (mut at, mut looked) = (begin, begin.next_multiple_of(step));
+        while looked < last {
+            if self.word(looked / WORD).load(Acquire) >> (looked % WORD) & 1 != 0 {
+                looked += step;
+                continue;
+            }
+            let from = self.free_since(at, looked);
+            at = self.free_until(looked, last);
+            if at - from >= least {
+                found(from, at);
+            }
+            looked = (at + 1).next_multiple_of(step);
+        }
+        if last != end {
+            found(last, end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Granules of which these are taken.
+    fn granules(taken: &[bool]) -> Granules {
+        let bits: Vec<u64> = vec![0; taken.len().div_ceil(WORD as usize)];
+        let granules = Granules::none();
+        // SAFETY: zeros for all granules, leaked.
+        unsafe { granules.set_bits(bits.leak().as_mut_ptr().cast()) };
+        (0..).zip(taken).filter(|(_, taken)| **taken).for_each(|(at, _)| granules.take(Run::new(at, 1)));
+        granules
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_those_that_are_long_enough_or_touch_an_end(
+            lengths in prop::collection::vec((1u32..150, 1u32..80), 1..12),
+            begins_taken in any::<bool>(),
+            cut in (0u32..100, 0u32..100),
+            least in 1u32..200,
+        ) {
+            let mut taken = Vec::new();
+            for &(one, other) in &lengths {
+                taken.extend(std::iter::repeat_n(begins_taken, one as usize));
+                taken.extend(std::iter::repeat_n(!begins_taken, other as usize));
+            }
+            let all = taken.len() as u32;
+            let run = Run::between(cut.0.min(all), all.saturating_sub(cut.1).max(cut.0.min(all)));
+            let mut expected = Vec::new();
+            let mut at = run.start();
+            for piece in taken[run.start() as usize..run.end() as usize].chunk_by(|one, other| one == other) {
+                let end = at + piece.len() as u32;
+                let counts = end - at >= least || at == run.start() || end == run.end();
+                if !piece[0] && counts {
+                    expected.push((at, end));
+                }
+                at = end;
+            }
+            let mut found = Vec::new();
+            granules(&taken).free_pieces(run, least, |from, to| found.push((from, to)));
+            prop_assert_eq!(found, expected);
         }
     }
 }

@@ -6,8 +6,12 @@
 //! their own (MADV_WIPEONFORK).
 
 use crate::os;
+use core::hint::spin_loop;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+
+/// Looks at a lock that is held before the processor is given to another thread: about a microsecond, as a gap is looked for.
+const SPINS: u32 = 32;
 
 /// Where the process stands whose memory this is: 0 in a forked child that has not looked yet. Null before
 /// [`tell_children_apart`], and where the kernel cannot clear it.
@@ -66,7 +70,14 @@ impl Lock {
             if attempts.is_some_and(|most| tried >= most) {
                 return None;
             }
-            os::yield_now();
+            // Who holds it on another processor is done soon.
+            let is_held = || {
+                spin_loop();
+                self.holder.load(Relaxed) != 0
+            };
+            if (0..SPINS).all(|_| is_held()) {
+                os::yield_now();
+            }
         }
         // Only one thread of this process changed `holder` to this process, and it is changed back below.
         let result = body(torn);

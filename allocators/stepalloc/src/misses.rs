@@ -13,6 +13,7 @@ pub(crate) static MISSES: Misses = Misses {
     counted: Counter::new(),
     gap: Counter::new(),
     fallback: Counter::new(),
+    busy: Counter::new(),
     reasons: [const { Entry::new() }; PLACES],
     others: Entry::new(),
 };
@@ -86,6 +87,8 @@ pub(crate) struct Misses {
     pub(crate) gap: Counter,
     /// Served by the backend, though the plan did not leave them to it.
     pub(crate) fallback: Counter,
+    /// Of those two, what had a slot that was held.
+    pub(crate) busy: Counter,
     reasons: [Entry; PLACES],
     /// What has no place there.
     others: Entry,
@@ -112,6 +115,9 @@ impl Misses {
     pub(crate) fn add(&self, class: Class, reason: Reason, from_gap: bool) {
         let sum = if from_gap { &self.gap } else { &self.fallback };
         sum.add(class.bytes());
+        if reason == Reason::Busy {
+            self.busy.add(class.bytes());
+        }
         let key = class.to_bits() | (reason as u64) << CLASS_BITS;
         // The high bits of a product (Knuth, TAOCP 3, 6.4).
         let home = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize;
@@ -128,7 +134,7 @@ impl Misses {
 
     /// Forgets the sums of the running step.
     pub(crate) fn forget_step(&self) {
-        let _ = (self.counted.take(), self.gap.take(), self.fallback.take());
+        let _ = (self.counted.take(), self.gap.take(), self.fallback.take(), self.busy.take());
     }
 
     /// Forgets the reasons: another plan serves.
@@ -183,6 +189,7 @@ mod tests {
         counted: Counter::new(),
         gap: Counter::new(),
         fallback: Counter::new(),
+        busy: Counter::new(),
         reasons: [const { Entry::new() }; PLACES],
         others: Entry::new(),
     };

@@ -66,8 +66,16 @@ const MISSED_STEPS: u32 = 4;
 const PATIENCE: u64 = 8;
 /// Steps in a row without a miss by which a plan has helped.
 const HELPED_STEPS: u32 = 8;
+/// A plan was no good from its beginning where so large a share of the bytes of the newest [`MISSED_STEPS`] had slots that
+/// were held by others, in percent: gaps alone serve as well then, in a smaller arena.
+const BUSY_PERCENT: u64 = 50;
+/// Steps that do not repeat have an arena of gaps where no more blocks than these are alive: the smallest gap is looked for
+/// among as many, which takes a microsecond or two then.
+const GAP_BLOCKS: usize = 512;
 /// At most so many.
 const PATIENCE_MAX: u64 = 4096;
+/// Of marked steps that do not repeat it is asked whether they do now after so many times as many.
+const ASKED_AGAIN: u64 = 4;
 /// The lock is waited for at most this often at the end of the process, when its holder may be gone.
 const EXIT_ATTEMPTS: u32 = 1000;
 
@@ -123,6 +131,8 @@ enum Outcome {
     More(Box<Collector>),
     /// Enough were seen.
     Enough(Vec<Arc<Needs>>),
+    /// Enough were seen to say that steps do not repeat, with so many blocks alive at most.
+    Unalike(usize),
     /// A plan, or `None` if none could be made.
     Plan(Option<Box<Proposal>>),
     /// So many more allocations of steps that nobody marks are wanted.
@@ -149,6 +159,7 @@ struct Engine {
     planned_at_step: Option<u64>,
     plans: u64,
     failed_plans: u64,
+    refused_plans: u64,
     /// The kinds of steps planned.
     kinds: Vec<Arc<Needs>>,
     /// This process's rank among those that one launcher has started.
@@ -176,6 +187,8 @@ struct Engine {
     beyond_limit: u64,
     missed_steps: u32,
     helped_steps: u32,
+    /// There were [`HELPED_STEPS`] since the plan came into force.
+    has_helped: bool,
     /// Steps that were found since it was last asked whether they are the right ones.
     tried: Fitting,
     /// Steps after which it is asked.
@@ -189,6 +202,8 @@ struct Engine {
     patience: u64,
     /// No new collecting before this step.
     patient_until: u64,
+    /// Steps that an arena is given before it can overflow; doubled each time.
+    overflow_patience: u64,
     /// How often steps began lately while others were running, up to twice [`CROWDED`].
     crowded: u32,
     /// What serves is an arena without slots.
@@ -247,6 +262,7 @@ impl Engine {
             planned_at_step: None,
             plans: 0,
             failed_plans: 0,
+            refused_plans: 0,
             kinds: Vec::new(),
             rank: None,
             kept: Kept::Unread,
@@ -265,6 +281,7 @@ impl Engine {
             beyond_limit: 0,
             missed_steps: 0,
             helped_steps: 0,
+            has_helped: false,
             tried_for: unmarked::TRIED_STEPS,
             tried: Fitting::new(),
             fitting: Fitting::new(),
@@ -272,6 +289,7 @@ impl Engine {
             settling: 0,
             patience: PATIENCE,
             patient_until: 0,
+            overflow_patience: gaps::OVERFLOW_STEPS,
             crowded: 0,
             without_slots: false,
             of_one_size: false,
@@ -337,7 +355,13 @@ impl Engine {
         } else if let Some(figures) = counted
             && self.has_changed(&figures)
         {
-            self.collect(&settings);
+            if self.finds_slots_busy() {
+                self.prefer_gaps(&settings);
+            } else {
+                self.collect(&settings);
+            }
+        } else if self.overflows() {
+            self.make_room(&settings);
         }
         if self.planned_at_step != Some(self.running()) {
             self.trim_at_boundary();
@@ -348,14 +372,20 @@ impl Engine {
         (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
     }
 
-    /// Gives back what the backend no longer needs, at the first boundaries of a plan.
+    /// Gives back what the backend no longer needs, at the first boundaries of a plan, and what the arena no longer needs, at
+    /// those after none serves any more.
     fn trim_at_boundary(&mut self) {
-        if self.trims_left > 0 {
-            self.trims_left -= 1;
-            trim();
-            if self.trims_left == 0 {
-                self.retain(Retention::Long);
-            }
+        if self.trims_left == 0 {
+            return;
+        }
+        self.trims_left -= 1;
+        if self.phase != Phase::Planned {
+            STATE.arena.give_back();
+            return;
+        }
+        trim();
+        if self.trims_left == 0 {
+            self.retain(Retention::Long);
         }
     }
 
@@ -382,6 +412,7 @@ impl Engine {
             planned,
             fallback,
             gap,
+            busy: MISSES.busy.take(),
         };
         let state = journal::State {
             step: self.steps - 1,
@@ -412,6 +443,7 @@ impl Engine {
             self.missed_steps = 0;
             self.helped_steps += 1;
             if self.helped_steps == HELPED_STEPS {
+                self.has_helped = true;
                 self.patience = PATIENCE;
                 self.patient_until = 0;
             }
@@ -422,8 +454,24 @@ impl Engine {
         self.missed_steps >= MISSED_STEPS && self.running() >= self.patient_until
     }
 
+    /// Whether the plan in force knows what the program asks for, but never at which times: threads that take turns.
+    fn finds_slots_busy(&self) -> bool {
+        let newest = || self.history.newest(MISSED_STEPS.into());
+        let all: u64 = newest().map(|step| step.planned.bytes + step.fallback.bytes).sum();
+        let busy: u64 = newest().map(|step| step.busy.bytes).sum();
+        !self.has_helped && busy * 100 > all * BUSY_PERCENT
+    }
+
     /// Begins collecting.
     fn collect(&mut self, settings: &Settings) {
+        if self.crowded >= CROWDED {
+            return self.count_alive_of_steps(settings);
+        }
+        self.record_for(Work::Here(Box::new(Collector::new())), settings);
+    }
+
+    /// Records marked steps from now on.
+    fn record_for(&mut self, work: Work, settings: &Settings) {
         self.drop_kept();
         if !RECORDER.open() {
             self.fail();
@@ -432,11 +480,7 @@ impl Engine {
         RECORDER.clear();
         self.missed_steps = 0;
         self.ends.clear();
-        self.work = if self.crowded >= CROWDED {
-            Work::Counting(Box::new(Alive::of_steps()))
-        } else {
-            Work::Here(Box::new(Collector::new()))
-        };
+        self.work = work;
         if self.phase == Phase::Waiting {
             self.phase = Phase::Collecting;
         }
@@ -486,6 +530,10 @@ impl Engine {
             other => other,
         };
         match outcome {
+            Some(Outcome::Unalike(blocks)) if blocks <= GAP_BLOCKS => {
+                self.prefer_gaps(settings);
+            }
+            Some(Outcome::Unalike(_)) => self.refuse(settings),
             // What was found before the program began to mark its steps is forgotten.
             None | Some(Outcome::Enough(_) | Outcome::Follow(..) | Outcome::Lost) => {}
             Some(Outcome::Plan(Some(proposal))) if proposal.found.is_some() => {}
@@ -552,6 +600,7 @@ impl Engine {
         self.patience = (self.patience * 2).min(PATIENCE_MAX);
         self.trims_left = TRIMS;
         self.helped_steps = 0;
+        self.has_helped = false;
         self.kinds = proposal.needs;
         self.kept_serves = false;
         self.without_slots = without_slots;
@@ -596,6 +645,21 @@ impl Engine {
         route::set(planned, Watch::Nothing, self.settings().min_bytes);
     }
 
+    /// The marked steps that were collected do not repeat: a plan would take far more memory than they do, and serve little of
+    /// it twice; and there are too many blocks for gaps. The backend serves, and it is asked again ever more rarely.
+    fn refuse(&mut self, settings: &Settings) {
+        RECORDER.clear();
+        self.refused_plans += 1;
+        self.patient_until = ASKED_AGAIN * self.running();
+        self.phase = Phase::Waiting;
+        self.planned_at_step = None;
+        self.kinds.clear();
+        // What lives in the arena is freed by and by.
+        self.trims_left = if STATE.arena.is_open() { TRIMS } else { 0 };
+        self.retain(Retention::Usual);
+        route::set(false, Watch::Nothing, settings.min_bytes);
+    }
+
     /// In a forked child: the thread beside is gone, the log stands for nothing, steps are counted from 0 again. The
     /// arena and the plan in force were copied, and serve on.
     fn begin_anew(&mut self, torn: bool) {
@@ -623,7 +687,11 @@ impl Engine {
         }
         RECORDER.clear();
         // Blocks of the arena must not fall below the threshold, whatever the environment says now.
-        let min_bytes = if serving { settings.min_bytes.min(route::threshold()) } else { settings.min_bytes };
+        let min_bytes = if STATE.arena.is_open() {
+            settings.min_bytes.min(route::threshold())
+        } else {
+            settings.min_bytes
+        };
         self.listen_anew(serving, &Settings { min_bytes, ..settings });
     }
 
@@ -641,6 +709,7 @@ impl Engine {
             planned_at_step: self.planned_at_step,
             plans: self.plans,
             failed_plans: self.failed_plans,
+            refused_plans: self.refused_plans,
             arena_bytes: STATE.arena.bytes() as u64,
             arena_occupied_bytes: if STATE.arena.is_open() { STATE.arena.occupied_bytes() as u64 } else { 0 },
             kept: self.kept_serves,
@@ -668,6 +737,9 @@ fn merge(
 ) -> Outcome {
     if ends.iter().any(|&end| collector.step(&RECORDER, end, settings)) {
         let needs = collector.needs(false);
+        if let Some(blocks) = collector.unalike(&needs) {
+            return Outcome::Unalike(blocks);
+        }
         return if here {
             Outcome::Enough(needs)
         } else {

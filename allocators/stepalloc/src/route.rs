@@ -2,7 +2,7 @@
 //!
 //! A few words decide on the hot path. Requests below the *threshold* go to the backend; it is larger than any request
 //! while there is nothing to plan or record. Addresses outside the *watched range* are freed by the backend; it is
-//! empty at first, everything while recording, and the arena when a plan serves. Whatever passes these comes to the
+//! empty at first, everything while recording, and else the arena, once there is one. Whatever passes these comes to the
 //! functions here, which are generic over the backend and used by [`StatisticAllocator`](crate::StatisticAllocator)
 //! and by the library that is preloaded.
 
@@ -141,7 +141,7 @@ pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
     let base = STATE.arena.base();
     let (negated, watched, end) = if flags & RECORDING != 0 || tracing {
         (base.wrapping_neg().wrapping_add(1), usize::MAX, usize::MAX)
-    } else if serving {
+    } else if STATE.arena.is_open() {
         (base.wrapping_neg(), STATE.arena.reserved(), base + STATE.arena.reserved())
     } else {
         (base.wrapping_neg().wrapping_add(1), 0, 0)
@@ -153,7 +153,9 @@ pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
     let _ = STATE
         .mode
         .fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING | LISTENING) | flags));
-    THRESHOLD.store(if flags == 0 && !tracing { CLOSED } else { min_bytes }, Release);
+    // Blocks of the arena, once there are any, must be freed there.
+    let closed = flags == 0 && !tracing && !STATE.arena.is_open();
+    THRESHOLD.store(if closed { CLOSED } else { min_bytes }, Release);
 }
 
 /// What is watched now.

@@ -56,6 +56,8 @@ pub struct Statistics {
     pub plans: u64,
     /// Plans that could not be made or put in force: no memory for the arena or its tables.
     pub failed_plans: u64,
+    /// Plans not made because marked steps did not repeat: together they asked for far more than was ever alive.
+    pub refused_plans: u64,
     /// Bytes of the arena that can be served.
     pub arena_bytes: u64,
     /// Bytes of the arena occupied by live blocks now.
@@ -118,13 +120,15 @@ pub(crate) struct StepFigures {
     pub(crate) planned: Count,
     pub(crate) fallback: Count,
     pub(crate) gap: Count,
+    /// Blocks whose slot was held by another.
+    pub(crate) busy: Count,
 }
 
 impl StepFigures {
     /// Nothing.
     pub(crate) const NONE: Self = {
         const NONE: Count = Count { allocations: 0, bytes: 0 };
-        Self { minor_faults: 0, nanoseconds: 0, planned: NONE, fallback: NONE, gap: NONE }
+        Self { minor_faults: 0, nanoseconds: 0, planned: NONE, fallback: NONE, gap: NONE, busy: NONE }
     };
 }
 
@@ -246,10 +250,11 @@ impl Statistics {
         }
         write!(
             out,
-            ", \"plans\": {}, \"failed_plans\": {}, \"arena_bytes\": {}, \"arena_occupied_bytes\": {}, \
+            ", \"plans\": {}, \"failed_plans\": {}, \"refused_plans\": {}, \"arena_bytes\": {}, \"arena_occupied_bytes\": {}, \
              \"kept\": {}, \"kinds\": {}, \"gaps_only\": {}, \"lower_bound_bytes\": {}, \"planned_blocks\": {}, \"blocks_beyond_limit\": {}, \"idle_releases\": {}",
             self.plans,
             self.failed_plans,
+            self.refused_plans,
             self.arena_bytes,
             self.arena_occupied_bytes,
             self.kept,

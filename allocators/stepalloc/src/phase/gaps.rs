@@ -1,10 +1,11 @@
-//! Arenas without slots, all gaps: for steps that run on several threads at once, and for loops that ask for one size only.
+//! Arenas without slots, all gaps: for steps that run on several threads at once, steps whose blocks find few of their slots,
+//! and loops that ask for one size only.
 //!
 //! Where nobody marks steps there are rounds in their place: so many requests, while what is [alive](crate::alive) is
 //! counted, and while the arena serves.
 
 use super::unmarked::{DEAF, least_bytes};
-use super::{Engine, Kept, Phase, Work};
+use super::{Engine, Kept, PATIENCE_MAX, Phase, Work};
 use crate::alive::{Alive, Counted};
 use crate::listener::LISTENER;
 use crate::matcher::Class;
@@ -28,8 +29,58 @@ const ONE_SIZE_PERCENT: usize = 90;
 const FEW: usize = 16;
 /// Its size is so many times the least that is planned (128 KiB): for less, backends keep memory at hand themselves.
 const LARGE: u64 = 4;
+/// Where gaps are preferred to slots it is asked so many times as rarely whether there is a plan.
+const GAPS_PATIENCE: u64 = 16;
+/// An arena overflows where so much of this many steps is left to the backend, in percent,
+const OVERFLOW_PERCENT: u64 = 3;
+/// although there are slots, of which so much is held by others, or none at all.
+const OVERFLOW_BUSY_PERCENT: u64 = 20;
+pub(super) const OVERFLOW_STEPS: u64 = 64;
+/// Such an arena of gaps grows by one part in this many at least.
+const MORE_ROOM: u64 = 8;
 
 impl Engine {
+    /// Whether steps that race with each other have had more alive since there is a plan than when it was made: what finds
+    /// neither slot nor gap stays little enough for the plan to be kept, and is served by the backend ever after.
+    pub(super) fn overflows(&self) -> bool {
+        let Some(begin) = self.planned_at_step.filter(|_| self.phase == Phase::Planned) else { return false };
+        let served = self.running() - begin;
+        if served < self.overflow_patience || !served.is_multiple_of(OVERFLOW_STEPS) || self.beyond_limit > 0
+        {
+            return false;
+        }
+        let (mut all, mut fallback, mut busy) = (0, 0, 0);
+        for step in self.history.newest(OVERFLOW_STEPS) {
+            all += step.planned.bytes + step.fallback.bytes;
+            fallback += step.fallback.bytes;
+            busy += step.busy.bytes;
+        }
+        let races = self.without_slots || busy * 100 > all * OVERFLOW_BUSY_PERCENT;
+        races && fallback * 100 > all * OVERFLOW_PERCENT
+    }
+
+    /// Slots are of little use: an arena of gaps alone, and for longer than any plan that did not help.
+    pub(super) fn prefer_gaps(&mut self, settings: &Settings) {
+        self.patience = (GAPS_PATIENCE * self.patience).min(PATIENCE_MAX);
+        self.count_alive_of_steps(settings);
+    }
+
+    /// The arena overflows: gaps alone, and more of them where it has no slots already.
+    pub(super) fn make_room(&mut self, settings: &Settings) {
+        self.overflow_patience = (self.overflow_patience * 2).min(PATIENCE_MAX);
+        if !self.without_slots {
+            return self.prefer_gaps(settings);
+        }
+        let bytes = STATE.arena.bytes() as u64;
+        let alive = Alive::of_steps_beyond(bytes + bytes / MORE_ROOM);
+        self.record_for(Work::Counting(Box::new(alive)), settings);
+    }
+
+    /// Begins to count what is alive of marked steps.
+    pub(super) fn count_alive_of_steps(&mut self, settings: &Settings) {
+        self.record_for(Work::Counting(Box::new(Alive::of_steps())), settings);
+    }
+
     /// Where no rhythm is heard, but a loop that asks for one size, and that a large one, counts what is alive; `false` where
     /// there is none.
     pub(super) fn counts_one_size(&mut self, settings: &Settings) -> bool {

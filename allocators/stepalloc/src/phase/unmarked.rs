@@ -38,6 +38,8 @@ const UNFIT_STEPS: u32 = 8;
 /// The backend's caches are given back so often in the first period of a plan, and at the boundaries after it: what was alive
 /// when it came into force is freed by and by, and a period may be many steps.
 const TRIMS_WITHIN: u8 = 8;
+/// Requests that are taken for a period where no plan says how many it has.
+const PERIOD_OF_GAPS: u64 = 256;
 /// Bytes of a period that must be of sizes the plan knows if it is to be the plan's, in percent.
 const KNOWN_PERCENT: u64 = 90;
 /// Steps after which it is asked whether the rhythm is the right one; doubled whenever the answer was no.
@@ -210,7 +212,8 @@ impl Engine {
     fn give_back(&mut self) {
         trim();
         self.trims_within -= 1;
-        let period = self.start.map_or(self.planned_blocks, |start| start.rhythm.period as u64);
+        let planned = if self.without_slots { PERIOD_OF_GAPS } else { self.planned_blocks };
+        let period = self.start.map_or(planned, |start| start.rhythm.period as u64);
         LISTENER.wake_after(period / u64::from(TRIMS_WITHIN));
     }
 
