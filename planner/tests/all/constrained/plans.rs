@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use proptest::prelude::*;
 use stepalloc_planner::{Block, Effort, Planner, Problem, Within, verify, verify_bound};
 
-use crate::brute::Rules;
-use crate::cases::{Extent, fixed, gap, in_place, inside, problem, problems};
+use super::brute::Rules;
+use super::cases::{Extent, fixed, gap, in_place, inside, problem, problems};
 
 fn height(problem: &Problem) -> u64 {
     let plan = Planner::new().plan(problem).expect("a sound problem");

@@ -4,8 +4,8 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use stepalloc_planner::{Effort, Planner, verify, verify_bound};
 
-use crate::brute::Rules;
-use crate::cases::{Extent, problems};
+use super::brute::Rules;
+use super::cases::{Extent, problems};
 
 /// Problems tried: enough for every pair of kinds of constraints to meet often.
 const PROBLEMS: usize = 1500;

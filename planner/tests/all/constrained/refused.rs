@@ -2,7 +2,7 @@
 
 use stepalloc_planner::{ConstraintError, Constraints, Planner, Problem, ProblemError};
 
-use crate::cases::{fixed, gap, in_place, inside, problem};
+use super::cases::{fixed, gap, in_place, inside, problem};
 
 /// Three blocks: 100 of 10 bytes aligned to 8, 101 of 4 bytes, 102 of 10 bytes.
 fn three(constraints: Constraints) -> Problem {

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use stepalloc_planner::{LowerBound, Planner, Problem, Unproven, Violation, verify, verify_bound};
 
-use crate::brute::Rules;
-use crate::cases::{Extent, fixed, gap, in_place, inside, problem, problems};
+use super::brute::Rules;
+use super::cases::{Extent, fixed, gap, in_place, inside, problem, problems};
 
 /// Two blocks of 10 bytes, the second alive within the first's lifetime.
 const TWO: [(u64, u64, u64, u64); 2] = [(0, 9, 10, 1), (3, 6, 10, 1)];

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use proptest::prelude::*;
 use stepalloc_planner::{Buffers, Constraints, Fixed, Planner, Problem, ReadError, csv, verify};
 
-use crate::cases::{Extent, gap, in_place, inside, problem, problems};
+use super::cases::{Extent, gap, in_place, inside, problem, problems};
 
 /// Reads a file of this content.
 fn read(content: &[u8]) -> Result<Buffers, ReadError> {
@@ -194,7 +194,7 @@ fn ids_that_come_again_are_found_far_apart_numbers_or_not() {
 }
 
 /// A million lines, in a process of its own, whose peak is theirs. Ten million, of 300 MB, by hand: `STEPALLOC_LINES=10000000
-/// cargo test --release -p stepalloc-planner --test constrained -- many_lines --nocapture`.
+/// cargo test --release -p stepalloc-planner --test all -- many_lines --nocapture`.
 #[test]
 fn many_lines_take_memory_in_proportion() {
     const LINES: &str = "STEPALLOC_LINES";
