@@ -42,10 +42,12 @@ def machine():
         name, _, value = line.partition(":")
         processor.setdefault(name.strip(), value.strip())
     memory = int(pathlib.Path("/proc/meminfo").read_text().split()[1])
+    # What was measured before is no change of what is.
+    changed = said("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!benches/results", ":!README.md")
     version = lambda package: said("/usr/bin/python3", "-c", f"import {package}; print({package}.__version__)")
     return {
         "measured": datetime.date.today().isoformat(),
-        "commit": said("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
+        "commit": said("git", "-C", str(ROOT), "describe", "--always") + "-dirty" * bool(changed),
         "processor": processor.get("model name") or processor.get("CPU part", ""),
         "cores": os.cpu_count(),
         "memory_mib": memory // 1024,

@@ -179,8 +179,9 @@ def everyday():
 
 def workloads():
     """Ours over glibc, and of the rivals the one with the shortest step and the one with the lowest peak."""
-    rows = [("workload", "allocator", "time of a step", "page faults of a run", "VmHWM", "bytes planned")]
+    rows = [("workload", "allocator", "time of a step", "page faults of a run", "VmHWM", "bytes in slots", "in slots or gaps")]
     results = read("workloads.csv")
+    percent = lambda share: f"{share} %" if share else "-"
     cell = lambda row, figure, digits, unit: f"{float(row[figure]):,.{digits}f} ± {float(row[figure + '_spread']):,.{digits}f}{unit}"
     for workload in dict.fromkeys(row["workload"] for row in results):
         here = [row for row in results if row["workload"] == workload]
@@ -197,9 +198,15 @@ def workloads():
                 cell(row, "step_milliseconds", 2, " ms"),
                 cell(row, "minor_faults", 0, ""),
                 cell(row, "vm_hwm_mib", 1, " MiB"),
-                f"{row['planned_percent']} %" if row["planned_percent"] else "-",
+                percent(row["slots_percent"]),
+                percent(row["arena_percent"]),
             ))
     return table(*rows)
+
+
+def compare():
+    """How often alike allocators were called equal, and a planted difference was found."""
+    return table(("compared", "right"), *((row["compared"], f"{row['right']} of {row['sittings']}") for row in read("compare.csv")))
 
 
 def recording():
@@ -258,7 +265,7 @@ def main():
     plot()
     path = ROOT / "README.md"
     text = path.read_text()
-    tables = (pytorch, others, workloads, recording, everyday, instructions, plans, instances, traces, scale, machine)
+    tables = (pytorch, others, workloads, compare, recording, everyday, instructions, plans, instances, traces, scale, machine)
     for name, content in ((table.__name__, table()) for table in tables):
         pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
         text, count = re.subn(pattern, lambda match: match[1] + content + "\n" + match[2], text, flags=re.DOTALL)

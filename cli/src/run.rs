@@ -312,6 +312,7 @@ fn without_steps(pid: u32, name: &str, backend: Option<Backend>, ended: &Ended) 
         "planned_at_step": null,
         "plans": 0,
         "failed_plans": 0,
+        "refused_plans": 0,
         "arena_bytes": 0,
         "arena_occupied_bytes": 0,
         "kept": false,
@@ -407,6 +408,10 @@ pub fn about(process: &Value) -> String {
             "{name}: not planned: no rhythm was found in its allocations; {} served it",
             process["backend"].as_str().unwrap_or("the backend"),
         ),
+        _ if number(&process["refused_plans"]) > 0 => format!(
+            "{name}: not planned: its steps do not repeat, what they ask for together is more than twice what was ever alive; {} served it",
+            process["backend"].as_str().unwrap_or("the backend"),
+        ),
         (phase, _) => format!(
             "{name}: not planned: still {} after {} steps; START_STATISTIC_STEP and STABLE_STATISTIC_STEP say when to begin and end collecting",
             phase.unwrap_or("waiting"),
@@ -451,6 +456,12 @@ mod tests {
         assert_eq!(
             summary(&[without]),
             ["tar: not planned: no rhythm was found in its allocations; glibc served it"]
+        );
+        let unlike = json!({"program": "/bin/a", "phase": "waiting", "marked": true, "steps": 300, "refused_plans": 1, "backend": "glibc"});
+        let [line] = &summary(&[unlike])[..] else { panic!("one line") };
+        assert!(
+            line.starts_with("a: not planned: its steps do not repeat") && line.ends_with("glibc served it"),
+            "{line}"
         );
         let found = json!({
             "program": "/bin/a", "phase": "planned", "marked": false, "steps": 40, "planned_at_step": 0,

@@ -1,4 +1,4 @@
-//! The symbols and thread-locals of libstepalloc.so.
+//! The symbols and thread-locals of libstepalloc.so, and the one symbol of libstepalloc_marks.so.
 //!
 //! A cargo feature of mimalloc or jemalloc that any crate of the graph switches on can make the library export more than
 //! it means to; private symbols of glibc can vanish; and thread-locals beyond the room that the dynamic linker keeps make
@@ -27,6 +27,13 @@ pub fn are_the_golden_list(library: &Path) {
 #[test]
 fn the_library_exports_exactly_the_golden_list() {
     are_the_golden_list(&process::library());
+}
+
+/// It is in front of every allocator that is compared, and may stand for none of theirs.
+#[test]
+fn what_times_marks_exports_nothing_else() {
+    let marks = process::library().with_file_name("libstepalloc_marks.so");
+    assert_eq!(symbols(&marks, "--defined-only"), ["stepalloc_step"]);
 }
 
 #[test]

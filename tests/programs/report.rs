@@ -256,6 +256,18 @@ fn traces_are_written_for_other_viewers() {
 }
 
 #[test]
+fn steps_that_are_not_alike_have_a_plan_that_says_so() {
+    let Some(traces) = process::shared("traces") else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let page = directory.path().join("page.html");
+    for (name, told) in [("torch_varlen_train", true), ("torch_convnet_train", false)] {
+        report(&traces.join(name).with_extension("csv.gz"), &page, &[]);
+        let notices = data(&page)["notices"].to_string();
+        assert_eq!(notices.contains("These steps are not alike"), told, "{name}: {notices}");
+    }
+}
+
+#[test]
 fn what_is_wrong_is_told() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = |name: &str| directory.path().join(name);

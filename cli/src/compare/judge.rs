@@ -12,16 +12,18 @@
 //! differences, so that one run that was disturbed does not (Yuen, Biometrika 61, 1974, of paired differences). That any could
 //! have been the best, and any beside it, is made up for by asking for more the more pairs there are (Bonferroni).
 
-use statrs::distribution::{ContinuousCDF, FisherSnedecor, StudentsT};
+use statrs::distribution::{ChiSquared, ContinuousCDF, FisherSnedecor, StudentsT};
 use statrs::statistics::{Data, OrderStatistics};
 
 /// Differences below this share are called none, however sure they are.
 const NO_DIFFERENCE: f64 = 0.005;
 /// The difference that shall be found,
 pub const SOUGHT: f64 = 0.05;
-/// in 19 of 20 cases where it is there, and some more: who measures until an error is small stops at one that seems smaller
-/// than it is.
+/// in 19 of 20 cases where it is there, and some more.
 const POWER: f64 = 0.975;
+/// Who measures until an error is small stops at one that seems smaller than it is. So it has to be small even if it is as
+/// much larger than it seems as only one of so many are.
+const SEEMS_SMALLER: f64 = 0.1;
 /// Before as many rounds an error is not known well enough to stop for it: with 5, one of twenty sittings told alike ones apart.
 const LEAST_ROUNDS: usize = 10;
 /// The chance that evenly steady allocators are taken for uneven ones, and are tested by pairs alone.
@@ -148,7 +150,7 @@ pub fn judge(figures: &[Vec<f64>], yardstick: &[Vec<f64>], chance: f64) -> Judge
             let by_any = of_all.map_or(found, |test| test.finds(sure).min(found));
             *detectable = detectable.max(by_any.exp_m1());
             // Not by any: the smaller of two errors is too small more often than one.
-            judged.is_enough &= found <= pair.difference.max(SOUGHT.ln_1p());
+            judged.is_enough &= found * pair.seems_smaller() <= pair.difference.max(SOUGHT.ln_1p());
         }
     }
     judged
@@ -328,6 +330,12 @@ impl Test {
     /// Whether it is more than chance.
     fn tells(&self, sure: f64) -> bool {
         self.freedom >= 1.0 && self.difference > self.quantile(sure) * self.error.sqrt()
+    }
+
+    /// How many times as large as it seems the error may be (by the distribution of a variance that was estimated).
+    fn seems_smaller(&self) -> f64 {
+        let least = ChiSquared::new(self.freedom).map_or(0.0, |squares| squares.inverse_cdf(SEEMS_SMALLER));
+        if least > 0.0 { (self.freedom / least).sqrt() } else { f64::INFINITY }
     }
 
     /// The least difference that is found in [`POWER`] of the cases.

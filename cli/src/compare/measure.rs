@@ -25,6 +25,8 @@ const YARDSTICK: u64 = 20_000;
 /// which is less than a slow phase takes: of 2 ms and the next 2 ms the speeds go along with each other by 0.8, of such that
 /// are 100 ms apart by 0.3.
 const BETWEEN_YARDSTICKS: Duration = Duration::from_millis(2);
+/// A speed that is so many times the usual was none.
+const IMPOSSIBLE: f64 = 3.0;
 /// Looks after which a library that was not seen is not there.
 const ENOUGH: usize = 5;
 /// Characters of a program's last line that are told.
@@ -188,22 +190,22 @@ pub fn run(command: &mut Command, places: &Places, signals: &Forward, streams: S
 /// virtual processors are the threads of one, each is half as fast while the other works, which the CPU time of both hides.
 struct Yardstick {
     stop: mpsc::Sender<()>,
-    measures: thread::JoinHandle<(f64, usize)>,
+    /// Speeds, in works a second.
+    measures: thread::JoinHandle<Vec<f64>>,
 }
 
 impl Yardstick {
     fn beside() -> Yardstick {
         let (stop, stopped) = mpsc::channel::<()>();
         let measures = thread::spawn(move || {
-            let (mut speeds, mut count) = (0.0, 0);
+            let mut speeds = Vec::new();
             while stopped.recv_timeout(BETWEEN_YARDSTICKS) == Err(RecvTimeoutError::Timeout) {
                 let start = os::thread_seconds();
                 let mut sum = 0;
                 (0..YARDSTICK).for_each(|number| sum = hint::black_box(sum + number));
-                speeds += 1.0 / (os::thread_seconds() - start).max(1e-9);
-                count += 1;
+                speeds.push(1.0 / (os::thread_seconds() - start).max(1e-9));
             }
-            (speeds, count)
+            speeds
         });
         Yardstick { stop, measures }
     }
@@ -211,9 +213,17 @@ impl Yardstick {
     /// Of the mean speed, since a program is done when the speeds at all times are enough together.
     fn read(self) -> Option<f64> {
         drop(self.stop);
-        let (speeds, count) = self.measures.join().unwrap_or_default();
-        (count > 0).then(|| count as f64 / speeds)
+        mean_seconds(self.measures.join().unwrap_or_default())
     }
+}
+
+/// Seconds at the mean of some speeds, without those that no machine has: of a hundred thousand works the clock of a virtual
+/// machine stands still during a few.
+fn mean_seconds(mut speeds: Vec<f64>) -> Option<f64> {
+    speeds.sort_unstable_by(f64::total_cmp);
+    let most = IMPOSSIBLE * speeds.get(speeds.len() / 2)?;
+    speeds.truncate(speeds.partition_point(|&speed| speed < most));
+    Some(speeds.len() as f64 / speeds.iter().sum::<f64>())
 }
 
 fn middle_of_newer_half(seen: &[u64]) -> Option<u64> {
@@ -281,6 +291,13 @@ mod tests {
         assert_eq!(last_line(b""), "");
         assert_eq!(last_line(b"first\r 9 %\r\tlast\x07\r\n"), "last");
         assert!(Tail::of(None::<io::Empty>).read().is_empty());
+    }
+
+    #[test]
+    fn a_clock_that_stood_still_is_not_the_yardsticks() {
+        assert_eq!(mean_seconds(vec![]), None);
+        assert_eq!(mean_seconds(vec![4.0]), Some(0.25));
+        assert_eq!(mean_seconds(vec![1.0, 1e9, 2.0, 3.0]), Some(0.5));
     }
 
     #[test]

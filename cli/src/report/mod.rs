@@ -370,6 +370,14 @@ pub fn of_trace(report: &mut Report, trace: &Trace, min_bytes: u64) -> Result<()
         return Ok(());
     }
     let plan = planned(&step.problem)?;
+    if let Some(alive) = what_if::load_of_unlike(trace, min_bytes, &step, &plan) {
+        report.notices.push(format!(
+            "These steps are not alike: one plan for all of them takes {:.2} times the {} that were alive at once. A program \
+             with several kinds of steps is served from a plan for each; stepalloc run --report shows those.",
+            plan.height as f64 / alive as f64,
+            size::show(alive)
+        ));
+    }
     report.arena(plan.height, plan.lower_bound);
     report.fact("Planned blocks", step.problem.blocks.len().to_string());
     let callers = trace.callers(&step.keys, |size, align| (size, align));

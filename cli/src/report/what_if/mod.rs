@@ -13,7 +13,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stepalloc_planner::{Block, Plan, Planner, Problem, ProblemError, Trace, Violation, verify};
+use stepalloc_planner::{Block, Plan, Planner, Problem, ProblemError, StepProblem, Trace, Violation, verify};
 use thiserror::Error;
 
 use crate::size;
@@ -83,16 +83,22 @@ pub fn what_if(trace: &Trace, min_bytes: u64) -> Result<WhatIf, WhatIfError> {
     let mut table = WhatIf { lower_bound: stream.load(), ..WhatIf::default() };
     // The common plan serves the stream as well. Only where it must be higher than the load, because the steps differ, are
     // other places for the same blocks in other steps worth a plan of their own.
-    let differ = common.lower_bound > table.lower_bound;
-    let own = if differ { Some(planned(&problem_of(&stream), PATIENCE)?) } else { None };
+    let own = if common.lower_bound > table.lower_bound {
+        Some(planned(&problem_of(&stream), PATIENCE)?)
+    } else {
+        None
+    };
     let perfect = own.as_ref().filter(|own| own.height < common.height).unwrap_or(&common);
     let bins = deeprec::bins(&stream);
 
     table.add("load", table.lower_bound, "bytes alive at the worst moment: no allocator can need less");
     let best = if perfect.height == table.lower_bound { "no packing is lower" } else { "the lowest found" };
     table.add("perfect packing", perfect.height, &format!("all of the future known; {best}"));
-    let differ = common.lower_bound as f64 > ALIKE * table.lower_bound as f64;
-    let differ = if differ { "; the steps differ: planned kind by kind they need less" } else { "" };
+    let differ = if differ(&common, table.lower_bound) {
+        "; the steps differ: planned kind by kind they need less"
+    } else {
+        ""
+    };
     table.add(
         "one plan for every step",
         common.height,
@@ -177,6 +183,18 @@ fn proven(plan: &Plan) -> String {
     } else {
         format!("{:.4} of the bound of all such plans", plan.ratio())
     }
+}
+
+/// Whether steps with this common plan and this load differ too much to be planned as one.
+fn differ(common: &Plan, load: u64) -> bool {
+    common.lower_bound as f64 > ALIKE * load as f64
+}
+
+/// The load of a trace's blocks, where its steps differ too much for the plan of all of them.
+pub fn load_of_unlike(trace: &Trace, min_bytes: u64, needs: &StepProblem, common: &Plan) -> Option<u64> {
+    let stream = Stream::new(trace, min_bytes, needs);
+    stream.bounded()?;
+    Some(stream.load()).filter(|&load| differ(common, load))
 }
 
 /// The stream as one problem on a line: what happened, each block with a place of its own choice.
