@@ -19,7 +19,9 @@
 #![deny(unsafe_code)]
 
 mod compare;
+mod counting;
 mod demo;
+mod model;
 mod os;
 mod output;
 mod plan;
@@ -36,8 +38,8 @@ use clap::{Parser, Subcommand};
 /// Planning when it is asked to (the demo's processes), otherwise no more than the system's allocator: the command
 /// itself makes no steps.
 #[global_allocator]
-static ALLOCATOR: stepalloc::StatisticAllocator<stepalloc::backend::Chosen> =
-    stepalloc::StatisticAllocator::new(stepalloc::backend::Chosen);
+static ALLOCATOR: counting::Counting<stepalloc::StatisticAllocator<stepalloc::backend::Chosen>> =
+    counting::Counting(stepalloc::StatisticAllocator::new(stepalloc::backend::Chosen));
 
 /// Arguments, files or settings are wrong.
 const USAGE: u8 = 2;
@@ -72,6 +74,8 @@ enum Command {
     Plan(plan::Arguments),
     /// Show a trace, buffers or plans as a page for the browser
     Report(report::Arguments),
+    /// Run ONNX models in planned memory
+    Model(model::Arguments),
     /// Train a small network on real data under six allocators and compare them
     Demo(demo::Arguments),
     /// One of the demo's processes
@@ -96,6 +100,7 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => {
             plan::plan(arguments).unwrap_or_else(|error| told(&error, error.exit_code()))
         }
+        Command::Model(arguments) => model::main(arguments),
         Command::Report(arguments) => {
             report::report(&arguments).unwrap_or_else(|error| told(&error, error.exit_code()))
         }

@@ -5,6 +5,7 @@
 //! | `exports` | does the library export what it should, and need no more than there is? |
 //! | `contract` | does a C program get from it what it gets from glibc's malloc, in every phase? |
 //! | `run`, `plan`, `demo` | does the command keep its contract? |
+//! | `model` | are models computed as ONNX's own tests say, in the memory that was planned? |
 //! | `pytorch` | are unmodified trainings planned, without another result? |
 //! | `report` | is what is seen of runs and plans right, and shown by a browser? |
 //! | `batches` | and are they planned again when the batch size changes? |
@@ -21,6 +22,7 @@ mod compiled;
 mod contract;
 mod demo;
 mod exports;
+mod model;
 mod plan;
 mod process;
 mod pytorch;

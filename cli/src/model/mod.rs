@@ -1,0 +1,46 @@
+//! `stepalloc model`: ONNX models in planned memory.
+
+mod infer;
+mod inputs;
+mod inspect;
+mod test;
+
+use crate::USAGE;
+use clap::Subcommand;
+use std::process::ExitCode;
+
+/// What to do with a model.
+#[derive(clap::Args)]
+#[command(
+    arg_required_else_help = true,
+    after_help = "Examples:
+  stepalloc model infer net.onnx --shape x=1x3x224x224   run it on random numbers
+  stepalloc model inspect net.onnx                       what is in it, and what memory a run takes
+  stepalloc model test tests/node tests/light            run directories in ONNX's test layout"
+)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a model, and say what memory it takes
+    Infer(infer::Arguments),
+    /// Say what is in a model, and what memory a run takes
+    Inspect(inspect::Arguments),
+    /// Run directories in the layout of ONNX's own tests, and compare what comes out
+    Test(test::Arguments),
+}
+
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    let done = match arguments.command {
+        Command::Infer(arguments) => infer::run(&arguments),
+        Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Test(arguments) => test::run(&arguments),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("stepalloc model: {error}");
+        ExitCode::from(USAGE)
+    })
+}

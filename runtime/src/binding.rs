@@ -1,0 +1,141 @@
+//! Inputs and outputs that stay where they are from run to run.
+
+use crate::arena::Arena;
+use crate::error::Error;
+use crate::session::{Chosen, Session};
+use crate::tensor::{Tensor, View, ViewMut};
+
+/// Tensors bound to a session's inputs and outputs, with an arena of its own: from the second run on no tensor is allocated, as
+/// long as all types follow from those of the inputs. Some operators still take small blocks of their own.
+///
+/// ```no_run
+/// # use stepalloc_runtime::{Model, Session, Tensor, Error};
+/// let session = Session::new(&Model::open("net.onnx")?);
+/// let mut binding = session.binding();
+/// binding.bind_input("x", Tensor::from_elements([1, 4], &[0.0f32, 1.0, 2.0, 3.0]).expect("four elements"))?;
+/// binding.run()?;
+/// let y = binding.output("y")?.elements::<f32>();
+/// # Ok::<(), Error>(())
+/// ```
+pub struct Binding<'s> {
+    session: &'s Session,
+    inputs: Vec<Option<Tensor>>,
+    outputs: Vec<Option<Tensor>>,
+    /// What the inputs are planned as; forgotten when one of another type is bound.
+    planned: Option<(Chosen, Arena)>,
+}
+
+impl<'s> Binding<'s> {
+    pub(crate) fn new(session: &'s Session) -> Self {
+        let graph = session.graph();
+        Self {
+            session,
+            inputs: vec![None; graph.inputs.len()],
+            outputs: vec![None; graph.outputs.len()],
+            planned: None,
+        }
+    }
+
+    /// Forgets the plan; the arena goes back to the session.
+    fn forget(&mut self) {
+        if let Some((_, arena)) = self.planned.take() {
+            self.session.executor().give_back(arena);
+        }
+    }
+
+    fn input_number(&self, name: &str) -> Result<usize, Error> {
+        let graph = self.session.graph();
+        let found = graph.inputs.iter().position(|&id| graph.values[id].name == name);
+        found.ok_or_else(|| Error::Argument(format!("there is no input {name}")))
+    }
+
+    fn output_number(&self, name: &str) -> Result<usize, Error> {
+        let graph = self.session.graph();
+        let found = graph.outputs.iter().position(|&id| graph.values[id].name == name);
+        found.ok_or_else(|| Error::Argument(format!("there is no output {name}")))
+    }
+
+    /// Binds an input, in place of the tensor that was bound to it before, which is returned.
+    pub fn bind_input(&mut self, name: &str, tensor: Tensor) -> Result<Option<Tensor>, Error> {
+        let number = self.input_number(name)?;
+        self.session.check(number, &tensor.view())?;
+        let before = self.inputs[number].replace(tensor);
+        if before.as_ref().map(Tensor::ty) != self.inputs[number].as_ref().map(Tensor::ty) {
+            self.forget();
+        }
+        Ok(before)
+    }
+
+    /// The elements of a bound input, to be changed between runs.
+    pub fn input_mut(&mut self, name: &str) -> Result<ViewMut<'_>, Error> {
+        let number = self.input_number(name)?;
+        let bound = self.inputs[number].as_mut();
+        bound
+            .map(Tensor::view_mut)
+            .ok_or_else(|| Error::Argument(format!("nothing is bound to input {name}")))
+    }
+
+    /// Binds memory to an output; without, it is made at the first run. A tensor of another type than the output turns out to be
+    /// of is replaced.
+    pub fn bind_output(&mut self, name: &str, tensor: Tensor) -> Result<(), Error> {
+        let number = self.output_number(name)?;
+        self.outputs[number] = Some(tensor);
+        Ok(())
+    }
+
+    /// An output of the newest run.
+    pub fn output(&self, name: &str) -> Result<View<'_>, Error> {
+        let made = self.outputs[self.output_number(name)?].as_ref();
+        made.map(Tensor::view).ok_or_else(|| Error::Argument(format!("output {name} was not made yet")))
+    }
+
+    /// All outputs of the newest run, in the model's order.
+    pub fn outputs(&self) -> impl Iterator<Item = Option<&Tensor>> {
+        self.outputs.iter().map(Option::as_ref)
+    }
+
+    /// Forgets all inputs.
+    pub fn clear_inputs(&mut self) {
+        self.inputs.fill(None);
+        self.forget();
+    }
+
+    /// Forgets all outputs.
+    pub fn clear_outputs(&mut self) {
+        self.outputs.fill(None);
+    }
+
+    /// Gives the arena back to the system until the next run.
+    pub fn release_memory(&mut self) {
+        self.forget();
+        self.session.release_memory();
+    }
+
+    /// Runs the model on what is bound.
+    pub fn run(&mut self) -> Result<(), Error> {
+        let stale = |(chosen, _): &(Chosen, Arena)| {
+            !chosen.is_for(|index| self.inputs[index].as_ref().map(Tensor::view))
+        };
+        if self.planned.as_ref().is_some_and(stale) {
+            self.forget();
+        }
+        let (session, inputs) = (self.session, &self.inputs);
+        let (chosen, arena) = match &mut self.planned {
+            Some(planned) => planned,
+            None => {
+                let views: Vec<_> = inputs.iter().map(|input| input.as_ref().map(Tensor::view)).collect();
+                session.check_all(&views)?;
+                let chosen = session.executor().choose(&views)?;
+                let arena = session.executor().arena(&chosen.plan)?;
+                self.planned.insert((chosen, arena))
+            }
+        };
+        session.executor().run_in(&chosen.plan, inputs, arena, &mut self.outputs)
+    }
+}
+
+impl Drop for Binding<'_> {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}

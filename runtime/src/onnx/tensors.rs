@@ -1,0 +1,183 @@
+//! Tensors of ONNX files: elements in one of several fields, or in a file of their own.
+
+use super::proto::TensorProto;
+use crate::element::{DataType, bf16, f16};
+use crate::tensor::{Tensor, Type, ViewMut};
+use memmap2::Mmap;
+use prost::Message;
+use prost::bytes::Bytes;
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Component, Path, PathBuf};
+
+/// `TensorProto.DataLocation.EXTERNAL`.
+const EXTERNAL: i32 = 1;
+
+/// Reads a serialized `TensorProto`, as ONNX's test data are kept. Returns its name and itself.
+pub fn read_tensor(bytes: Bytes) -> Result<(String, Tensor), String> {
+    let proto = TensorProto::decode(bytes).map_err(|error| format!("no TensorProto: {error}"))?;
+    let tensor = tensor(&proto, &mut Folder::default())?;
+    Ok((proto.name.unwrap_or_default(), tensor))
+}
+
+/// The folder of a model, and the files mapped from it.
+#[derive(Default)]
+pub(super) struct Folder {
+    /// `None` where the model came from memory.
+    pub path: Option<PathBuf>,
+    mapped: HashMap<PathBuf, Bytes>,
+}
+
+impl Folder {
+    pub(super) fn new(path: Option<PathBuf>) -> Self {
+        Self { path, mapped: HashMap::new() }
+    }
+
+    /// A part of a file beside the model.
+    fn part(&mut self, location: &str, offset: usize, length: Option<usize>) -> Result<Bytes, String> {
+        let folder =
+            self.path.as_ref().ok_or("its elements are in a file, and the model came from memory")?;
+        let relative = Path::new(location);
+        // A model must not make us read any file of the system.
+        if !relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+            return Err(format!("its file {location:?} is not below the model's folder"));
+        }
+        let path = folder.join(relative);
+        let bytes = match self.mapped.get(&path) {
+            Some(bytes) => bytes.clone(),
+            None => {
+                let bytes = map(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+                self.mapped.insert(path, bytes.clone());
+                bytes
+            }
+        };
+        let end = length.map_or(Some(bytes.len()), |length| offset.checked_add(length));
+        match end {
+            Some(end) if offset <= end && end <= bytes.len() => Ok(bytes.slice(offset..end)),
+            _ => Err(format!("its file {location} has {} bytes only", bytes.len())),
+        }
+    }
+}
+
+/// Maps a file.
+pub(super) fn map(path: &Path) -> std::io::Result<Bytes> {
+    let file = File::open(path)?;
+    if file.metadata()?.len() == 0 {
+        return Ok(Bytes::new());
+    }
+    // SAFETY: the mapping is private and read only. Whoever shortens the file while a model of it is in use takes the program
+    // down, as with every library that maps its weights; the documentation of `Model` says so.
+    let map = unsafe { Mmap::map(&file)? };
+    Ok(Bytes::from_owner(map))
+}
+
+/// The tensor of a message, with its elements where they are in the message or the file if they may lie there.
+pub(super) fn tensor(proto: &TensorProto, folder: &mut Folder) -> Result<Tensor, String> {
+    let number = proto.data_type.unwrap_or_default();
+    let dtype = DataType::from_onnx(number).ok_or_else(|| format!("element type {number} is not known"))?;
+    let shape: Option<Vec<_>> = proto.dims.iter().map(|&dim| usize::try_from(dim).ok()).collect();
+    let ty = shape
+        .and_then(|shape| Type::new(dtype, shape))
+        .ok_or_else(|| format!("its shape {:?} cannot be", proto.dims))?;
+    let in_file = (ty.elements() as u128 * dtype.file_bits() as u128).div_ceil(8) as usize;
+    let raw = if proto.data_location == Some(EXTERNAL) {
+        let entry = |key: &str| {
+            let found = proto.external_data.iter().find(|entry| entry.key.as_deref() == Some(key));
+            found.and_then(|entry| entry.value.as_deref())
+        };
+        let number = |key: &str| {
+            let value =
+                entry(key).map(|text| text.parse::<usize>().map_err(|_| format!("its {key} is {text:?}")));
+            value.transpose()
+        };
+        let location = entry("location").ok_or("its file has no name")?;
+        let length = number("length")?.unwrap_or(in_file);
+        Some(folder.part(location, number("offset")?.unwrap_or(0), Some(length))?)
+    } else {
+        proto.raw_data.clone()
+    };
+    match raw {
+        // Writers give an empty field beside one of the others.
+        Some(raw) if !raw.is_empty() || ty.elements() == 0 => {
+            if raw.len() != in_file {
+                return Err(format!("{ty} has {} bytes instead of {in_file}", raw.len()));
+            }
+            from_raw(ty, raw)
+        }
+        _ => from_fields(ty, proto),
+    }
+}
+
+fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, String> {
+    let bits = ty.dtype.file_bits();
+    if bits < 8 {
+        let mut tensor = Tensor::zeroed(ty);
+        unpack(bits, &raw, tensor.view_mut().bytes);
+        return Ok(tensor);
+    }
+    if cfg!(target_endian = "big") && bits > 8 {
+        let mut tensor = Tensor::zeroed(ty);
+        let ViewMut { bytes, dtype, .. } = tensor.view_mut();
+        for (to, from) in bytes.chunks_exact_mut(dtype.bytes()).zip(raw.chunks_exact(dtype.bytes())) {
+            to.copy_from_slice(from);
+            to.reverse();
+        }
+        return Ok(tensor);
+    }
+    Tensor::from_bytes(ty, raw).ok_or_else(|| "it has too few bytes".into())
+}
+
+/// Elements of less than a byte, the first in the lowest bits; signs are kept.
+fn unpack(bits: usize, packed: &[u8], elements: &mut [u8]) {
+    let each = 8 / bits;
+    for (index, element) in elements.iter_mut().enumerate() {
+        *element = (packed[index / each] >> (index % each * bits)) & ((1 << bits) - 1);
+    }
+}
+
+/// Elements in the fields for their types.
+fn from_fields(ty: Type, proto: &TensorProto) -> Result<Tensor, String> {
+    let (elements, dtype, text) = (ty.elements(), ty.dtype, ty.to_string());
+    // Checked before anything of the size is allocated: a file can claim any shape.
+    let given = match dtype {
+        DataType::F32 => proto.float_data.len(),
+        DataType::F64 => proto.double_data.len(),
+        DataType::I64 => proto.int64_data.len(),
+        DataType::U32 | DataType::U64 => proto.uint64_data.len(),
+        _ if dtype.file_bits() < 8 => {
+            let each = 8 / dtype.file_bits();
+            let wanted = elements.div_ceil(each);
+            if proto.int32_data.len() == wanted { elements } else { proto.int32_data.len() }
+        }
+        _ => proto.int32_data.len(),
+    };
+    if given != elements {
+        return Err(format!("{text} has {given} elements"));
+    }
+    let mut tensor = Tensor::zeroed(ty);
+    let out = tensor.view_mut();
+    let ints = proto.int32_data.iter();
+    macro_rules! fill {
+        ($from:expr, $type:ty, $make:expr) => {
+            out.elements::<$type>().iter_mut().zip($from).for_each(|(to, from)| *to = $make(*from))
+        };
+    }
+    match dtype {
+        DataType::F32 => out.elements().copy_from_slice(&proto.float_data),
+        DataType::F64 => out.elements().copy_from_slice(&proto.double_data),
+        DataType::I64 => out.elements().copy_from_slice(&proto.int64_data),
+        DataType::U64 => out.elements().copy_from_slice(&proto.uint64_data),
+        DataType::U32 => fill!(&proto.uint64_data, u32, |value| value as u32),
+        DataType::I32 => fill!(ints, i32, |value| value),
+        DataType::I16 => fill!(ints, i16, |value| value as i16),
+        DataType::U16 => fill!(ints, u16, |value| value as u16),
+        DataType::F16 => fill!(ints, f16, |value| f16::from_bits(value as u16)),
+        DataType::BF16 => fill!(ints, bf16, |value| bf16::from_bits(value as u16)),
+        _ if dtype.file_bits() < 8 => {
+            let packed: Vec<_> = ints.map(|&value| value as u8).collect();
+            unpack(dtype.file_bits(), &packed, out.bytes);
+        }
+        _ => out.bytes.iter_mut().zip(ints).for_each(|(to, &from)| *to = from as u8),
+    }
+    Ok(tensor)
+}

@@ -1,0 +1,108 @@
+//! Work shared among cores.
+//!
+//! rayon's machinery is large, and would be compiled anew for every closure that is given to it. Here it is compiled once, for
+//! closures behind a pointer: pieces of work are large enough not to feel that.
+
+#![allow(clippy::type_complexity, reason = "closures of several arguments are no complex types")]
+
+use bytemuck::Pod;
+use rayon::prelude::*;
+use std::sync::Mutex;
+
+/// Cores that share work.
+pub(crate) fn count() -> usize {
+    rayon::current_num_threads().max(1)
+}
+
+/// Calls `work` for every number below `count`, on all cores; a core takes `least` of them at a time, or more.
+pub(crate) fn share(count: usize, least: usize, work: &(dyn Fn(usize) + Sync)) {
+    (0..count).into_par_iter().with_min_len(least.max(1)).for_each(work);
+}
+
+/// Does both, on two cores if there are.
+pub(crate) fn join(one: &mut (dyn FnMut() + Send), two: &mut (dyn FnMut() + Send)) {
+    rayon::join(one, two);
+}
+
+/// Calls `work` with each of these, on all cores.
+pub(crate) fn each<T: Send>(items: impl IntoIterator<Item = T>, work: &(dyn Fn(T) + Sync)) {
+    let items: Vec<_> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
+    share(items.len(), 1, &|number| {
+        let item = items[number].lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if let Some(item) = item {
+            work(item);
+        }
+    });
+}
+
+/// Calls `make` for every piece of `size` elements, with its number, on all cores; a core takes `least` of them at a time, or more.
+/// The last piece may be shorter. Fewer than two times `least` are made here and now.
+pub(crate) fn pieces<T: Pod>(
+    out: &mut [T],
+    size: usize,
+    least: usize,
+    make: &(dyn Fn(usize, &mut [T]) + Sync),
+) {
+    if out.is_empty() || size == 0 {
+        return;
+    }
+    let bytes = size * size_of::<T>();
+    byte_pieces(bytemuck::cast_slice_mut(out), bytes, least, &|number, piece| {
+        make(number, bytemuck::cast_slice_mut(piece));
+    });
+}
+
+/// [`pieces`] of two at once, as many of each.
+pub(crate) fn pieces_of_two<A: Pod, B: Pod>(
+    (one, one_size): (&mut [A], usize),
+    (two, two_size): (&mut [B], usize),
+    least: usize,
+    make: &(dyn Fn(usize, &mut [A], &mut [B]) + Sync),
+) {
+    if one.is_empty() || one_size == 0 || two_size == 0 {
+        return;
+    }
+    let (one_bytes, two_bytes) = (one_size * size_of::<A>(), two_size * size_of::<B>());
+    let (one, two) = (bytemuck::cast_slice_mut(one), bytemuck::cast_slice_mut(two));
+    byte_pieces_of_two((one, one_bytes), (two, two_bytes), least, &|number, one, two| {
+        make(number, bytemuck::cast_slice_mut(one), bytemuck::cast_slice_mut(two));
+    });
+}
+
+/// [`pieces`] that may fail: an error of one of them, if there was any.
+pub(crate) fn try_pieces<T: Pod>(
+    out: &mut [T],
+    size: usize,
+    make: &(dyn Fn(usize, &mut [T]) -> Result<(), String> + Sync),
+) -> Result<(), String> {
+    let failed = Mutex::new(None);
+    pieces(out, size, 1, &|number, piece| {
+        if let Err(what) = make(number, piece) {
+            *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(what);
+        }
+    });
+    failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+fn byte_pieces(out: &mut [u8], size: usize, least: usize, make: &(dyn Fn(usize, &mut [u8]) + Sync)) {
+    if out.len() / size / 2 < least {
+        return out.chunks_mut(size).enumerate().for_each(|(number, piece)| make(number, piece));
+    }
+    let pieces = out.par_chunks_mut(size).with_min_len(least.max(1)).enumerate();
+    pieces.for_each(|(number, piece)| make(number, piece));
+}
+
+fn byte_pieces_of_two(
+    (one, one_size): (&mut [u8], usize),
+    (two, two_size): (&mut [u8], usize),
+    least: usize,
+    make: &(dyn Fn(usize, &mut [u8], &mut [u8]) + Sync),
+) {
+    if one.len() / one_size / 2 < least {
+        let pieces = one.chunks_mut(one_size).zip(two.chunks_mut(two_size)).enumerate();
+        return pieces.for_each(|(number, (one, two))| make(number, one, two));
+    }
+    let pieces = one.par_chunks_mut(one_size).zip(two.par_chunks_mut(two_size));
+    let pieces = pieces.with_min_len(least.max(1)).enumerate();
+    pieces.for_each(|(number, (one, two))| make(number, one, two));
+}

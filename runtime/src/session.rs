@@ -1,0 +1,377 @@
+//! A model that is ready to run: plans by the types of the inputs, and memory for them.
+
+use crate::arena::Arena;
+use crate::binding::Binding;
+use crate::error::Error;
+use crate::graph::{Declared, Dim, Graph};
+use crate::onnx::Model;
+use crate::options::Options;
+use crate::plan::{Figures, Plan, Sharing};
+use crate::run::Frame;
+use crate::tensor::{Tensor, Type, View};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Outputs of a model at most, in practice; more take memory in each run.
+const FEW: usize = 8;
+
+/// Integers and truth values with so many elements at most may decide shapes and branches: where a plan leaves nodes out, it is made
+/// anew for what they are.
+const TELLING: usize = 16;
+/// Plans made for elements of such inputs at most: they are data, not parameters, where there are more.
+const TOLD_PLANS: u64 = 64;
+
+/// A model and its memory. Runs may come from several threads at once: each takes an arena of its own.
+pub struct Session {
+    executor: Executor,
+}
+
+/// What a session has, in the words of ONNX Runtime's arena statistics.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Statistics {
+    /// Bytes of arenas now.
+    pub total_allocated: u64,
+    /// Bytes of arenas at most.
+    pub max_allocated: u64,
+    /// Arenas taken from the system so far.
+    pub arena_extensions: u64,
+    /// Arenas given back to the system so far.
+    pub arena_shrinkages: u64,
+    /// Plans made so far.
+    pub plans: u64,
+}
+
+/// What a plan was made for.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    types: Vec<Option<Type>>,
+    /// The elements of inputs that decide; nothing for the others.
+    told: Vec<Vec<u8>>,
+}
+
+/// A plan in use, and the elements of inputs it was made for.
+pub(crate) struct Chosen {
+    pub plan: Arc<Plan>,
+    /// Inputs by number.
+    told: Vec<(usize, Arc<Tensor>)>,
+}
+
+impl Chosen {
+    /// Whether it was made for these inputs, whose types are right.
+    pub(crate) fn is_for<'a>(&self, input: impl Fn(usize) -> Option<View<'a>>) -> bool {
+        self.told
+            .iter()
+            .all(|(index, told)| input(*index).is_some_and(|view| view.bytes == told.view().bytes))
+    }
+}
+
+/// A graph, its plans and its arenas. Graphs within nodes have one of their own.
+pub(crate) struct Executor {
+    graph: Arc<Graph>,
+    options: Options,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    plans: HashMap<Key, (Arc<Plan>, u64)>,
+    /// Plans made for what inputs are, not for their types alone.
+    told_plans: u64,
+    /// Uses so far.
+    clock: u64,
+    /// Arenas that no run has now.
+    arenas: Vec<Arena>,
+    statistics: Statistics,
+}
+
+impl Executor {
+    pub(crate) fn new(graph: Arc<Graph>, sharing: Sharing) -> Self {
+        Self::with_options(graph, Options { sharing, ..Options::default() })
+    }
+
+    fn with_options(graph: Arc<Graph>, options: Options) -> Self {
+        Self { graph, options, kept: Mutex::default() }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The plan for inputs of these types, whatever is in them.
+    pub(crate) fn plan(&self, types: &[Option<Type>]) -> Result<Arc<Plan>, Error> {
+        self.plan_told(Key { types: types.to_vec(), told: Vec::new() }, &[])
+    }
+
+    /// The plan for these inputs: for what some of them are, where types alone leave nodes out.
+    pub(crate) fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Chosen, Error> {
+        let ty = |view: &View<'_>| Type { dtype: view.dtype, shape: view.shape.to_vec() };
+        let types: Vec<_> = inputs.iter().map(|view| view.as_ref().map(ty)).collect();
+        let plan = self.plan(&types)?;
+        let tells = |view: &View<'_>| !view.dtype.is_float() && view.len() <= TELLING;
+        if plan.figures.unplanned_nodes == 0
+            || !inputs.iter().flatten().any(tells)
+            || self.kept().told_plans >= TOLD_PLANS
+        {
+            return Ok(Chosen { plan, told: Vec::new() });
+        }
+        let told: Vec<_> =
+            inputs.iter().map(|view| view.filter(tells).map(|view| Arc::new(view.to_tensor()))).collect();
+        let bytes = |told: &Option<Arc<Tensor>>| {
+            told.as_ref().map_or_else(Vec::new, |told| told.view().bytes.to_vec())
+        };
+        let plan = self.plan_told(Key { types, told: told.iter().map(bytes).collect() }, &told)?;
+        let told = told.into_iter().enumerate().filter_map(|(index, told)| Some((index, told?))).collect();
+        Ok(Chosen { plan, told })
+    }
+
+    fn plan_told(&self, key: Key, told: &[Option<Arc<Tensor>>]) -> Result<Arc<Plan>, Error> {
+        let mut kept = self.kept();
+        kept.clock += 1;
+        let now = kept.clock;
+        if let Some((plan, used)) = kept.plans.get_mut(&key) {
+            *used = now;
+            return Ok(Arc::clone(plan));
+        }
+        drop(kept);
+        let plan = Arc::new(Plan::new(&self.graph, &key.types, told, self.options.sharing)?);
+        let mut kept = self.kept();
+        if kept.plans.len() >= self.options.plans {
+            let oldest = kept.plans.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
+            oldest.and_then(|oldest| kept.plans.remove(&oldest));
+        }
+        kept.told_plans += u64::from(!told.is_empty());
+        kept.plans.insert(key, (Arc::clone(&plan), now));
+        kept.statistics.plans += 1;
+        Ok(plan)
+    }
+
+    /// An arena for a plan: the smallest kept one that is large enough, or a new one in place of one that is kept and too small, so
+    /// that what was taken for smaller inputs does not stay beside it.
+    pub(crate) fn arena(&self, plan: &Plan) -> Result<Arena, Error> {
+        let bytes = plan.figures.arena_bytes as usize;
+        let mut kept = self.kept();
+        let fitting = (0..kept.arenas.len())
+            .filter(|&index| kept.arenas[index].bytes() >= bytes)
+            .min_by_key(|&index| kept.arenas[index].bytes());
+        if let Some(index) = fitting {
+            return Ok(kept.arenas.swap_remove(index));
+        }
+        if let Some(arena) = kept.arenas.pop() {
+            kept.drop_arena(arena);
+        }
+        let total = kept.statistics.total_allocated + bytes as u64;
+        if total > self.options.max_mem {
+            let why = format!("max_mem allows {} bytes", self.options.max_mem);
+            return Err(Error::Memory { bytes: total, why });
+        }
+        let arena = Arena::new(bytes)?;
+        kept.statistics.total_allocated = total;
+        kept.statistics.max_allocated = kept.statistics.max_allocated.max(total);
+        kept.statistics.arena_extensions += 1;
+        Ok(arena)
+    }
+
+    /// Takes back an arena that a run is over with.
+    pub(crate) fn give_back(&self, arena: Arena) {
+        let mut kept = self.kept();
+        if self.options.arenas {
+            kept.arenas.push(arena);
+        } else {
+            kept.drop_arena(arena);
+        }
+    }
+
+    /// Types of the outputs for inputs of these types, as far as they are known before it runs.
+    pub(crate) fn output_types(&self, types: &[Option<Type>]) -> Result<Vec<Option<Type>>, Error> {
+        let plan = self.plan(types)?;
+        Ok(self.graph.outputs.iter().map(|&id| plan.types[id].clone()).collect())
+    }
+
+    /// Runs the graph on inputs followed by what it takes from outside.
+    pub(crate) fn run(&self, inputs: &[Option<View<'_>>]) -> Result<Vec<Tensor>, Error> {
+        let plan = self.choose(inputs)?.plan;
+        let mut arena = self.arena(&plan)?;
+        let mut outputs = vec![None; self.graph.outputs.len()];
+        let done = self.run_views(&plan, &|index| inputs[index], &mut arena, &mut outputs);
+        self.give_back(arena);
+        done?;
+        // Each was made or it was an error.
+        Ok(outputs.into_iter().flatten().collect())
+    }
+
+    /// Runs the graph on tensors, into outputs that are kept where they are of the right type.
+    pub(crate) fn run_in(
+        &self,
+        plan: &Plan,
+        inputs: &[Option<Tensor>],
+        arena: &mut Arena,
+        outputs: &mut [Option<Tensor>],
+    ) -> Result<(), Error> {
+        self.run_views(plan, &|index| inputs[index].as_ref().map(Tensor::view), arena, outputs)
+    }
+
+    fn run_views<'a>(
+        &self,
+        plan: &Plan,
+        inputs: &dyn Fn(usize) -> Option<View<'a>>,
+        arena: &mut Arena,
+        outputs: &mut [Option<Tensor>],
+    ) -> Result<(), Error> {
+        for (output, &id) in outputs.iter_mut().zip(&self.graph.outputs) {
+            if output.as_ref().map(Tensor::ty) != plan.types[id].as_ref() {
+                *output = plan.types[id].clone().map(Tensor::zeroed);
+            }
+        }
+        // Views of a shorter life.
+        let inputs = |index: usize| inputs(index);
+        let free = {
+            let mut places: SmallVec<[&mut [u8]; FEW]> = outputs
+                .iter_mut()
+                .map(|output| output.as_mut().map_or(&mut [][..], |tensor| tensor.view_mut().bytes))
+                .collect();
+            Frame::new(plan, &inputs, arena.memory(), &mut places).run()?
+        };
+        for (index, tensor) in free {
+            outputs[index] = Some(tensor);
+        }
+        match outputs.iter().position(Option::is_none) {
+            Some(index) => {
+                let name = &self.graph.values[self.graph.outputs[index]].name;
+                Err(Error::model(format!("output {name} was not made")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Kept {
+    fn drop_arena(&mut self, arena: Arena) {
+        self.statistics.total_allocated -= arena.bytes() as u64;
+        self.statistics.arena_shrinkages += 1;
+    }
+}
+
+impl Session {
+    /// Prepares a model.
+    pub fn new(model: &Model) -> Self {
+        Self::with_options(model, Options::default())
+    }
+
+    /// The same, as told.
+    pub fn with_options(model: &Model, options: Options) -> Self {
+        Self { executor: Executor::with_options(Arc::clone(&model.graph), options) }
+    }
+
+    pub(crate) fn executor(&self) -> &Executor {
+        &self.executor
+    }
+
+    /// What it computes.
+    pub fn graph(&self) -> &Graph {
+        &self.executor.graph
+    }
+
+    /// How good the plan for these inputs is, in the order of the graph's inputs; `None` for those with a default.
+    pub fn figures(&self, inputs: &[Option<View<'_>>]) -> Result<Figures, Error> {
+        for (number, view) in
+            inputs.iter().enumerate().filter_map(|(number, view)| Some((number, view.as_ref()?)))
+        {
+            self.check(number, view)?;
+        }
+        self.check_all(inputs)?;
+        Ok(self.executor.choose(inputs)?.plan.figures)
+    }
+
+    /// What the session has and had.
+    pub fn statistics(&self) -> Statistics {
+        self.executor.kept().statistics
+    }
+
+    /// Gives arenas that no run has now back to the system. The next run takes one anew.
+    pub fn release_memory(&self) {
+        let mut kept = self.executor.kept();
+        while let Some(arena) = kept.arenas.pop() {
+            kept.drop_arena(arena);
+        }
+    }
+
+    /// Tensors that stay bound from run to run.
+    pub fn binding(&self) -> Binding<'_> {
+        Binding::new(self)
+    }
+
+    /// Whether an input is as the model declares it.
+    pub(crate) fn check(&self, number: usize, view: &View<'_>) -> Result<(), Error> {
+        let value = &self.graph().values[self.graph().inputs[number]];
+        check(&value.name, view, value.declared.as_ref())
+    }
+
+    /// Whether every input is there that must be.
+    pub(crate) fn check_all(&self, inputs: &[Option<View<'_>>]) -> Result<(), Error> {
+        let values = self.graph().inputs.iter().map(|&id| &self.graph().values[id]);
+        match values.zip(inputs).find(|(value, given)| given.is_none() && value.constant.is_none()) {
+            Some((value, _)) => Err(Error::Argument(format!("input {} is missing", value.name))),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs the model on inputs by name; outputs in the model's order.
+    pub fn run(&self, inputs: &[(&str, View<'_>)]) -> Result<Vec<(String, Tensor)>, Error> {
+        let graph = self.graph();
+        let name = |id: usize| graph.values[id].name.as_str();
+        for (given, _) in inputs {
+            if !graph.inputs.iter().any(|&id| name(id) == *given) {
+                let names: Vec<_> = graph.inputs.iter().map(|&id| name(id)).collect();
+                return Err(Error::Argument(format!(
+                    "there is no input {given}; inputs are {}",
+                    names.join(", ")
+                )));
+            }
+        }
+        let mut views = Vec::with_capacity(graph.inputs.len());
+        for (number, &id) in graph.inputs.iter().enumerate() {
+            let given = inputs.iter().find(|(given, _)| *given == name(id)).map(|(_, view)| *view);
+            match given {
+                Some(view) => self.check(number, &view)?,
+                None if graph.values[id].constant.is_none() => {
+                    return Err(Error::Argument(format!("input {} is missing", name(id))));
+                }
+                None => {}
+            }
+            views.push(given);
+        }
+        let outputs = self.executor.run(&views)?;
+        Ok(graph.outputs.iter().map(|&id| name(id).to_owned()).zip(outputs).collect())
+    }
+}
+/// Whether an input is as the model declares it.
+fn check(name: &str, view: &View<'_>, declared: Option<&Declared>) -> Result<(), Error> {
+    let Some(declared) = declared else { return Ok(()) };
+    let fits = |(dim, &size): (&Dim, &usize)| !matches!(dim, Dim::Fixed(fixed) if *fixed != size);
+    let shape_fits = declared
+        .dims
+        .as_ref()
+        .is_none_or(|dims| dims.len() == view.shape.len() && dims.iter().zip(view.shape).all(fits));
+    if view.dtype == declared.dtype && shape_fits {
+        return Ok(());
+    }
+    Err(Error::Argument(format!(
+        "input {name} is {}{:?}; the model takes {}{}",
+        view.dtype,
+        view.shape,
+        declared.dtype,
+        dims_text(declared)
+    )))
+}
+
+/// Dimensions as a model declares them.
+fn dims_text(declared: &Declared) -> String {
+    let Some(dims) = &declared.dims else { return " of any shape".into() };
+    let dim = |dim: &Dim| match dim {
+        Dim::Fixed(size) => size.to_string(),
+        Dim::Named(name) => name.clone(),
+        Dim::Any => "?".into(),
+    };
+    format!("[{}]", dims.iter().map(dim).collect::<Vec<_>>().join(", "))
+}
