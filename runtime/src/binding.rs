@@ -4,6 +4,7 @@ use crate::arena::Arena;
 use crate::error::Error;
 use crate::session::{Chosen, Session};
 use crate::tensor::{Tensor, View, ViewMut};
+use crate::watch::RunOptions;
 
 /// Tensors bound to a session's inputs and outputs, with an arena of its own: from the second run on no tensor is allocated, as
 /// long as all types follow from those of the inputs. Some operators still take small blocks of their own.
@@ -113,6 +114,11 @@ impl<'s> Binding<'s> {
 
     /// Runs the model on what is bound.
     pub fn run(&mut self) -> Result<(), Error> {
+        self.run_with(RunOptions::new())
+    }
+
+    /// The same, as told.
+    pub fn run_with(&mut self, mut options: RunOptions<'_>) -> Result<(), Error> {
         let stale = |(chosen, _): &(Chosen, Arena)| {
             !chosen.is_for(|index| self.inputs[index].as_ref().map(Tensor::view))
         };
@@ -130,7 +136,7 @@ impl<'s> Binding<'s> {
                 self.planned.insert((chosen, arena))
             }
         };
-        session.executor().run_in(&chosen.plan, inputs, arena, &mut self.outputs)
+        session.executor().run_in(&chosen.plan, inputs, arena, &mut self.outputs, &mut options)
     }
 }
 

@@ -46,6 +46,9 @@ pub enum Error {
         /// Why it is not there.
         why: String,
     },
+    /// The run was ended by its [`crate::Cancel`].
+    #[error("the run was cancelled")]
+    Cancelled,
     /// An input or output is not as the model has it.
     #[error("{0}")]
     Argument(String),

@@ -35,6 +35,7 @@ mod plan;
 mod run;
 mod session;
 mod tensor;
+mod watch;
 
 pub use binding::Binding;
 pub use element::{Bool, DataType, Element, Number, bf16, f16};
@@ -45,3 +46,4 @@ pub use options::Options;
 pub use plan::{Figures, Sharing};
 pub use session::{Session, Statistics};
 pub use tensor::{Tensor, Type, View, ViewMut};
+pub use watch::{Cancel, NodeProfile, Profile, RunOptions};

@@ -10,6 +10,7 @@ use crate::graph::{Node, ValueId};
 use crate::operators::{Call, Known, Operator};
 use crate::plan::{Place, Plan, Step};
 use crate::tensor::{Tensor, Type, View, ViewMut};
+use crate::watch::RunOptions;
 use smallvec::SmallVec;
 
 /// Operands of one node at most, in practice; more take memory.
@@ -89,12 +90,15 @@ impl<'a> Frame<'a> {
     }
 
     /// Runs all steps. Outputs whose types the plan does not know are returned, by number.
-    pub(crate) fn run(mut self) -> Result<Vec<(usize, Tensor)>, Error> {
+    pub(crate) fn run(mut self, options: &mut RunOptions<'_>) -> Result<Vec<(usize, Tensor)>, Error> {
         let (plan, graph) = (self.plan, &self.plan.graph);
-        for step in &plan.steps {
+        options.begin(plan);
+        for (number, step) in plan.steps.iter().enumerate() {
             let node = &graph.nodes[step.node];
-            let done = if step.on_heap { self.run_on_heap(node) } else { self.run_planned(step, node) };
-            done.map_err(|what| Error::Node { node: node.name.clone(), op: node.op_type.clone(), what })?;
+            options.step(number, || {
+                let done = if step.on_heap { self.run_on_heap(node) } else { self.run_planned(step, node) };
+                done.map_err(|what| Error::Node { node: node.name.clone(), op: node.op_type.clone(), what })
+            })?;
             for &id in &step.drops {
                 self.heap[id] = None;
             }

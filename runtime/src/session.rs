@@ -9,6 +9,7 @@ use crate::options::Options;
 use crate::plan::{Figures, Plan, Sharing};
 use crate::run::Frame;
 use crate::tensor::{Tensor, Type, View};
+use crate::watch::RunOptions;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -189,11 +190,15 @@ impl Executor {
     }
 
     /// Runs the graph on inputs followed by what it takes from outside.
-    pub(crate) fn run(&self, inputs: &[Option<View<'_>>]) -> Result<Vec<Tensor>, Error> {
+    pub(crate) fn run(
+        &self,
+        inputs: &[Option<View<'_>>],
+        options: &mut RunOptions<'_>,
+    ) -> Result<Vec<Tensor>, Error> {
         let plan = self.choose(inputs)?.plan;
         let mut arena = self.arena(&plan)?;
         let mut outputs = vec![None; self.graph.outputs.len()];
-        let done = self.run_views(&plan, &|index| inputs[index], &mut arena, &mut outputs);
+        let done = self.run_views(&plan, &|index| inputs[index], &mut arena, &mut outputs, options);
         self.give_back(arena);
         done?;
         // Each was made or it was an error.
@@ -207,8 +212,9 @@ impl Executor {
         inputs: &[Option<Tensor>],
         arena: &mut Arena,
         outputs: &mut [Option<Tensor>],
+        options: &mut RunOptions<'_>,
     ) -> Result<(), Error> {
-        self.run_views(plan, &|index| inputs[index].as_ref().map(Tensor::view), arena, outputs)
+        self.run_views(plan, &|index| inputs[index].as_ref().map(Tensor::view), arena, outputs, options)
     }
 
     fn run_views<'a>(
@@ -217,6 +223,7 @@ impl Executor {
         inputs: &dyn Fn(usize) -> Option<View<'a>>,
         arena: &mut Arena,
         outputs: &mut [Option<Tensor>],
+        options: &mut RunOptions<'_>,
     ) -> Result<(), Error> {
         for (output, &id) in outputs.iter_mut().zip(&self.graph.outputs) {
             if output.as_ref().map(Tensor::ty) != plan.types[id].as_ref() {
@@ -230,7 +237,7 @@ impl Executor {
                 .iter_mut()
                 .map(|output| output.as_mut().map_or(&mut [][..], |tensor| tensor.view_mut().bytes))
                 .collect();
-            Frame::new(plan, &inputs, arena.memory(), &mut places).run()?
+            Frame::new(plan, &inputs, arena.memory(), &mut places).run(options)?
         };
         for (index, tensor) in free {
             outputs[index] = Some(tensor);
@@ -318,6 +325,15 @@ impl Session {
 
     /// Runs the model on inputs by name; outputs in the model's order.
     pub fn run(&self, inputs: &[(&str, View<'_>)]) -> Result<Vec<(String, Tensor)>, Error> {
+        self.run_with(inputs, RunOptions::new())
+    }
+
+    /// The same, as told.
+    pub fn run_with(
+        &self,
+        inputs: &[(&str, View<'_>)],
+        mut options: RunOptions<'_>,
+    ) -> Result<Vec<(String, Tensor)>, Error> {
         let graph = self.graph();
         let name = |id: usize| graph.values[id].name.as_str();
         for (given, _) in inputs {
@@ -341,7 +357,7 @@ impl Session {
             }
             views.push(given);
         }
-        let outputs = self.executor.run(&views)?;
+        let outputs = self.executor.run(&views, &mut options)?;
         Ok(graph.outputs.iter().map(|&id| name(id).to_owned()).zip(outputs).collect())
     }
 }

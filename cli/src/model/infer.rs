@@ -1,6 +1,7 @@
 //! `model infer`: runs a model, and says how long it takes and what memory it needs.
 
 use super::inputs::{self, Given};
+use super::profile;
 use crate::counting;
 use crate::os::{Resident, Usage};
 use crate::output::Output;
@@ -9,7 +10,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
-use stepalloc_runtime::{Model, Options, Session, Tensor};
+use stepalloc_runtime::{Binding, Model, Options, Profile, RunOptions, Session, Tensor};
 
 /// Runs before faults are counted: the arena's pages come in the first, and threads' packing buffers with it.
 const WARM: usize = 2;
@@ -22,7 +23,8 @@ unless --shape says more. Figures are for runs whose inputs and outputs are boun
 
 JSON: load_ms, run_ms_median, arena_bytes, lower_bound_bytes, planned_tensors, inplace_tensors, unplanned_nodes,
 allocations_per_run, minor_faults_per_run (the most of any run from the third on), vm_rss_bytes, vm_hwm_bytes,
-vm_hwm_before_bytes (right before the model is read).
+vm_hwm_before_bytes (right before the model is read); with --profile nodes (name, op, ms a run, output_bytes,
+scratch_bytes, in_place).
 
 Examples:
   stepalloc model infer net.onnx --shape x=1x3x224x224 --runs 20
@@ -51,6 +53,9 @@ pub(super) struct Arguments {
     /// Give every intermediate value memory of its own
     #[arg(long)]
     no_plan: bool,
+    /// Tell the time and memory of each node, the slowest first; in the JSON, in the order in which they ran
+    #[arg(long)]
+    profile: bool,
     /// Write the outputs as DIR/NAME.npy
     #[arg(long, value_name = "DIR")]
     save_outputs: Option<PathBuf>,
@@ -103,7 +108,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         let names = graph.outputs.iter().map(|&id| graph.values[id].name.as_str());
         inputs::save(directory, names.zip(binding.outputs().flatten()))?;
     }
-    let text = json!({
+    let nodes = profiled(arguments, &mut binding)?;
+    let mut text = json!({
         "model": arguments.model.display().to_string(),
         "load_ms": load_ms,
         "run_ms_median": run_ms,
@@ -120,6 +126,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         "vm_rss_bytes": resident.as_ref().map(|resident| resident.bytes),
         "vm_hwm_bytes": resident.as_ref().map(|resident| resident.most_bytes),
     });
+    if let Some(profile) = &nodes {
+        text["nodes"] = profile::json(profile);
+    }
     if let Some(json) = json {
         json.write(format!("{text:#}\n").as_bytes()).map_err(|error| error.to_string())?;
     } else {
@@ -140,6 +149,22 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         println!(
             "the newest run: {allocations} allocations; page faults in a run from the third on: {faults} at most"
         );
+        if let Some(profile) = &nodes {
+            print!("{}", profile::table(profile));
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What each node takes, over as many runs again.
+fn profiled(arguments: &Arguments, binding: &mut Binding<'_>) -> Result<Option<Profile>, String> {
+    if !arguments.profile {
+        return Ok(None);
+    }
+    let mut profile = Profile::new();
+    for _ in 0..arguments.runs {
+        let options = RunOptions::new().profile(&mut profile);
+        binding.run_with(options).map_err(|error| error.to_string())?;
+    }
+    Ok(Some(profile))
 }

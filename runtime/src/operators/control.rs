@@ -11,6 +11,7 @@ use crate::graph::{Declared, Dim, Graph};
 use crate::plan::Sharing;
 use crate::session::Executor;
 use crate::tensor::{Tensor, Type, View};
+use crate::watch::RunOptions;
 use std::ops::Range;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -82,7 +83,7 @@ impl Body {
     ) -> Result<Vec<Tensor>, String> {
         let mut views: Vec<_> = own.into_iter().map(Some).collect();
         views.extend_from_slice(all.get(self.captures.clone()).ok_or("it lacks what its graph takes")?);
-        let made = self.executor.run(&views).map_err(|error| error.to_string())?;
+        let made = self.executor.run(&views, &mut RunOptions::new()).map_err(|error| error.to_string())?;
         Ok(made)
     }
 

@@ -1,13 +1,13 @@
 //! Convolutions of real numbers.
 //!
-//! They are products of matrices. The right one is the input itself where the window is a point; else the input is unrolled into
-//! scratch memory, row by row rather than element by element, for some rows of the output at a time, so that what is unrolled is still
-//! in a cache when it is multiplied. Where each channel has windows of its own, rows are folded directly.
+//! Those of f32 in one or two dimensions are computed in place ([`direct`]). The others are products of matrices: the input is unrolled
+//! into scratch memory, row by row rather than element by element, for some rows of the output at a time, so that what is unrolled is
+//! still in a cache when it is multiplied. Where planes are a few elements, the input is the right factor as it is.
 
 use super::elementwise::no;
-use super::gemm::{BiasVector, Matrix, PARALLEL, gemm_f32, product};
+use super::gemm::{BiasVector, Matrix, gemm_f32, product};
 use super::window::{Sliding, Window};
-use super::{Call, Definition, Known, Made, Operator, Unclear, threads, typed};
+use super::{Call, Definition, Known, Made, Operator, Unclear, direct, threads, typed};
 use crate::element::{DataType, Element, Number, by_float};
 use crate::tensor::Type;
 use std::ops::Range;
@@ -86,10 +86,18 @@ impl Sizes {
     pub(super) fn is_depthwise(&self) -> bool {
         self.from == 1 && self.group > 1
     }
+
+    /// Whether it is a product of matrices with few columns: tiles of places would be mostly empty.
+    fn is_product(&self) -> bool {
+        self.window.is_pointwise() && self.window.output() < FEW_PLACES
+    }
 }
 
 /// Elements that are unrolled at a time: a megabyte, which the second cache holds.
 const UNROLLED: usize = 1 << 18;
+
+/// Planes of fewer elements are no tiles.
+const FEW_PLACES: usize = 16;
 
 /// A convolution.
 struct Conv(Filters);
@@ -109,8 +117,15 @@ impl Operator for Conv {
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
         let (Some(x), Some(w)) = (inputs.opt(0), inputs.opt(1)) else { return 0 };
         let Ok(sizes) = self.0.sizes(&x.shape, &w.shape) else { return 0 };
-        if x.dtype == DataType::F32 && (sizes.window.is_pointwise() || sizes.is_depthwise()) {
-            return 0;
+        if x.dtype == DataType::F32 {
+            if sizes.is_product() {
+                return 0;
+            }
+            if let Some(frame) = direct::Frame::new(&sizes) {
+                // No core would have less than a filter.
+                let cores = threads::count().min(sizes.batch * sizes.group * sizes.to).max(1);
+                return cores * frame.scratch(&sizes) * size_of::<f32>();
+            }
         }
         by_float!(x.dtype, T => scratch::<T>(&sizes), 0)
     }
@@ -131,33 +146,15 @@ impl Operator for Conv {
         }
         let (out, x, w) = (out.elements::<f32>(), x.elements::<f32>(), w.elements::<f32>());
         let bias = bias.map(|bias| bias.elements::<f32>());
-        if sizes.is_depthwise() {
-            depthwise(&sizes, out, x, w, bias);
-            Ok(())
-        } else if sizes.window.is_pointwise() {
+        if sizes.is_product() {
             pointwise(&sizes, out, x, w, bias)
+        } else if let Some(frame) = direct::Frame::new(&sizes) {
+            direct::convolve((&frame, &sizes), out, x, (w, bias), call.scratch_of(), &|_, _| ());
+            Ok(())
         } else {
             unrolled(&sizes, out, (false, &plainly(&sizes, x)), w, bias, call.scratch())
         }
     }
-}
-
-/// Each channel by itself.
-fn depthwise(sizes: &Sizes, out: &mut [f32], x: &[f32], w: &[f32], bias: Option<&[f32]>) {
-    let window = &sizes.window;
-    let (plane, kernel) = (window.input(), window.kernel());
-    let filters = sizes.to * sizes.group;
-    let least = if out.len().saturating_mul(kernel) < PARALLEL { usize::MAX } else { 1 };
-    threads::pieces(out, window.output(), least, &|index, out| {
-        let filter = index % filters;
-        let channel = index / filters * sizes.group + filter / sizes.to;
-        let w = &w[filter * kernel..][..kernel];
-        let start = bias.map_or(0.0, |bias| bias[filter]);
-        window.fold(&x[channel * plane..][..plane], out, start, |at| {
-            let w = w[at];
-            move |sum: f32, x: f32| sum + w * x
-        });
-    });
 }
 
 /// The input is the right factor as it is.
@@ -252,5 +249,79 @@ fn plainly<T: Number>(sizes: &Sizes, x: &[T]) -> impl Fn(usize, Range<usize>, &m
     move |at, rows, to| {
         let group = sizes.from * sizes.window.input();
         sizes.window.columns(&x[at * group..][..group], rows, to, T::Wide::default(), |x| x.wide());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operators::window::Axis;
+
+    fn axis(
+        (input, kernel, stride, dilation, begin, end): (usize, usize, usize, usize, usize, usize),
+    ) -> Axis {
+        let output = (input + begin + end - ((kernel - 1) * dilation + 1)) / stride + 1;
+        Axis { input, output, kernel, stride, dilation, begin, end }
+    }
+
+    /// Numbers that are exact in every order of summing.
+    fn numbers(count: usize, step: usize) -> Vec<f32> {
+        (0..count).map(|number| (number * step % 23) as f32 - 11.0).collect()
+    }
+
+    #[test]
+    fn directly_and_unrolled_they_are_the_same() {
+        let square = |axis_of| vec![axis(axis_of); 2];
+        for (batch, from, to, group, axes) in [
+            (1, 3, 8, 1, square((9, 3, 1, 1, 1, 1))),
+            (2, 4, 13, 1, square((19, 3, 2, 1, 1, 0))),
+            (1, 1, 1, 7, vec![axis((19, 5, 2, 1, 2, 2)), axis((70, 5, 1, 1, 2, 2))]),
+            (3, 5, 30, 2, square((31, 1, 1, 1, 0, 0))),
+            (1, 5, 7, 1, square((30, 3, 1, 2, 0, 0))),
+            (1, 2, 3, 1, vec![axis((7, 2, 3, 2, 1, 0)), axis((300, 4, 3, 2, 5, 3))]),
+            (1, 3, 5, 1, square((9, 1, 2, 1, 0, 0))),
+            (2, 6, 25, 3, vec![axis((500, 4, 1, 1, 3, 0))]),
+            (1, 2, 2, 1, square((1, 3, 1, 1, 1, 1))),
+            (1, 30, 29, 1, square((40, 3, 1, 1, 1, 1))),
+        ] {
+            let window = Window::new(axes.into_iter().collect());
+            let sizes = Sizes { batch, from, to, group, window };
+            let x = numbers(batch * group * from * sizes.window.input(), 7);
+            let (w, bias) = (numbers(group * to * sizes.depth(), 5), numbers(group * to, 3));
+            let count = batch * group * to * sizes.window.output();
+            let mut unrolled_bytes = vec![0u64; scratch::<f32>(&sizes).div_ceil(8)];
+            let mut expected = vec![0.0; count];
+            let there = bytemuck::cast_slice_mut(&mut unrolled_bytes);
+            let lay = plainly(&sizes, &x);
+            unrolled(
+                &sizes,
+                &mut expected,
+                (false, &lay),
+                &w,
+                Some(&bias),
+                &mut there[..scratch::<f32>(&sizes)],
+            )
+            .expect("it fits");
+            let frame = direct::Frame::new(&sizes).expect("it is for two dimensions");
+            for cores in [1, 3] {
+                let mut made = vec![f32::NAN; count];
+                let mut scratch = vec![f32::NAN; cores * frame.scratch(&sizes)];
+                let done = std::sync::Mutex::new(vec![0; count]);
+                direct::convolve(
+                    (&frame, &sizes),
+                    &mut made,
+                    &x,
+                    (&w, Some(&bias)),
+                    &mut scratch,
+                    &|at, part| {
+                        done.lock().expect("no one failed")[at..at + part.len()]
+                            .iter_mut()
+                            .for_each(|done| *done += 1);
+                    },
+                );
+                assert_eq!(made, expected, "{:?}, {cores} cores", sizes.window);
+                assert!(done.into_inner().expect("no one failed").iter().all(|&done| done == 1));
+            }
+        }
     }
 }

@@ -24,6 +24,7 @@ mod conv_transpose;
 mod cumulative;
 mod deform;
 mod determinant;
+mod direct;
 mod einsum;
 mod elementwise;
 mod extremes;
