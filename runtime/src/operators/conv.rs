@@ -1,15 +1,18 @@
 //! Convolutions of real numbers.
 //!
-//! Those of f32 in one or two dimensions are computed in place ([`direct`]). The others are products of matrices: the input is unrolled
-//! into scratch memory, row by row rather than element by element, for some rows of the output at a time, so that what is unrolled is
-//! still in a cache when it is multiplied. Where planes are a few elements, the input is the right factor as it is.
+//! Those of f32 in one or two dimensions are computed in place ([`direct`]), or place by place where there are few ([`dots`]). The
+//! others are products of matrices: the input is unrolled into scratch memory, row by row rather than element by element, for some
+//! rows of the output at a time, so that what is unrolled is still in a cache when it is multiplied.
 
+use super::direct::Direct;
+use super::dots::Dots;
 use super::elementwise::no;
-use super::gemm::{BiasVector, Matrix, gemm_f32, product};
+use super::gemm::{Matrix, PARALLEL, product};
 use super::window::{Sliding, Window};
-use super::{Call, Definition, Known, Made, Operator, Unclear, direct, threads, typed};
+use super::{Call, Definition, Known, Made, Operator, Unclear, direct, dots, threads, typed};
 use crate::element::{DataType, Element, Number, by_float};
 use crate::tensor::Type;
+use rten_simd::SimdOp;
 use std::ops::Range;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -86,16 +89,10 @@ impl Sizes {
     pub(super) fn is_depthwise(&self) -> bool {
         self.from == 1 && self.group > 1
     }
-
-    /// Whether it is a product of matrices with few columns: tiles of places would be mostly empty.
-    fn is_product(&self) -> bool {
-        self.window.is_pointwise() && self.window.output() < FEW_PLACES
-    }
 }
 
 /// Elements that are unrolled at a time: a megabyte, which the second cache holds.
 const UNROLLED: usize = 1 << 18;
-
 /// Planes of fewer elements are no tiles.
 const FEW_PLACES: usize = 16;
 
@@ -118,13 +115,10 @@ impl Operator for Conv {
         let (Some(x), Some(w)) = (inputs.opt(0), inputs.opt(1)) else { return 0 };
         let Ok(sizes) = self.0.sizes(&x.shape, &w.shape) else { return 0 };
         if x.dtype == DataType::F32 {
-            if sizes.is_product() {
-                return 0;
-            }
-            if let Some(frame) = direct::Frame::new(&sizes) {
+            if let Some(way) = Way::new(&sizes) {
                 // No core would have less than a filter.
                 let cores = threads::count().min(sizes.batch * sizes.group * sizes.to).max(1);
-                return cores * frame.scratch(&sizes) * size_of::<f32>();
+                return cores * way.scratch(&sizes) * size_of::<f32>();
             }
         }
         by_float!(x.dtype, T => scratch::<T>(&sizes), 0)
@@ -146,10 +140,8 @@ impl Operator for Conv {
         }
         let (out, x, w) = (out.elements::<f32>(), x.elements::<f32>(), w.elements::<f32>());
         let bias = bias.map(|bias| bias.elements::<f32>());
-        if sizes.is_product() {
-            pointwise(&sizes, out, x, w, bias)
-        } else if let Some(frame) = direct::Frame::new(&sizes) {
-            direct::convolve((&frame, &sizes), out, x, (w, bias), call.scratch_of(), &|_, _| ());
+        if let Some(way) = Way::new(&sizes) {
+            convolve((&way, &sizes), out, x, (w, bias), call.scratch_of(), &|_, _| ());
             Ok(())
         } else {
             unrolled(&sizes, out, (false, &plainly(&sizes, x)), w, bias, call.scratch())
@@ -157,22 +149,89 @@ impl Operator for Conv {
     }
 }
 
-/// The input is the right factor as it is.
-fn pointwise(
-    sizes: &Sizes,
+/// How a convolution of f32 is computed without unrolling it.
+enum Way {
+    Direct(direct::Frame),
+    Dots,
+}
+
+impl Way {
+    /// `None` where it is not.
+    fn new(sizes: &Sizes) -> Option<Self> {
+        if sizes.window.output() < FEW_PLACES {
+            Some(Self::Dots)
+        } else {
+            direct::Frame::new(sizes).map(Self::Direct)
+        }
+    }
+
+    /// Elements of scratch memory for a core.
+    fn scratch(&self, sizes: &Sizes) -> usize {
+        match self {
+            Self::Direct(frame) => frame.scratch(sizes),
+            Self::Dots => dots::scratch(sizes),
+        }
+    }
+}
+
+/// Some filters of a group, over one image.
+pub(super) struct Part<'a> {
+    pub sizes: &'a Sizes,
+    /// The group's channels of the image.
+    pub x: &'a [f32],
+    /// As many rows of weights as there are filters, and as many planes of the output.
+    pub w: &'a [f32],
+    pub bias: Option<&'a [f32]>,
+    pub out: &'a mut [f32],
+    pub scratch: &'a mut [f32],
+    /// Whether nothing was computed in this scratch memory yet.
+    pub is_first: bool,
+    /// Is called with each part of the output that is done: the index of its first element in `out`, and the elements.
+    pub done: &'a dyn Fn(usize, &mut [f32]),
+}
+
+/// Computes a convolution, in scratch memory for each core that takes part. `done` is called with each part of the output that is:
+/// the index of its first element, and the elements.
+fn convolve(
+    (way, sizes): (&Way, &Sizes),
     out: &mut [f32],
     x: &[f32],
-    w: &[f32],
-    bias: Option<&[f32]>,
-) -> Result<(), String> {
-    let (places, from, to) = (sizes.window.output(), sizes.from, sizes.to);
-    threads::try_pieces(out, to * places, &|at, out| {
-        let group = at % sizes.group;
-        let w = Matrix::new(&w[group * to * from..][..to * from], to, from);
-        let x = Matrix::new(&x[at * from * places..][..from * places], from, places);
-        let bias = bias.map(|bias| BiasVector::Column(&bias[group * to..][..to]));
-        gemm_f32(out, w, x, (1.0, 0.0), bias)
-    })
+    (w, bias): (&[f32], Option<&[f32]>),
+    scratch: &mut [f32],
+    done: &(dyn Fn(usize, &mut [f32]) + Sync),
+) {
+    let (places, depth, to) = (sizes.window.output(), sizes.depth(), sizes.to);
+    let image = sizes.from * sizes.window.input();
+    let for_one = way.scratch(sizes);
+    // Filters of all groups of all images, shared out evenly.
+    let small = out.len().saturating_mul(depth) < PARALLEL;
+    let cores = if small { 1 } else { (scratch.len() / for_one).max(1) };
+    let share = (out.len() / places).div_ceil(cores);
+    threads::pieces_of_two((out, share * places), (scratch, for_one), 1, &|number, out, scratch| {
+        let first = number * share;
+        let (mut out, mut next) = (out, first);
+        while !out.is_empty() {
+            let (image_group, within) = (next / to, next % to);
+            let count = (to - within).min(out.len() / places);
+            let filter = image_group % sizes.group * to + within;
+            let (here, rest) = std::mem::take(&mut out).split_at_mut(count * places);
+            let part = Part {
+                sizes,
+                x: &x[image_group * image..][..image],
+                w: &w[filter * depth..][..count * depth],
+                bias: bias.map(|bias| &bias[filter..][..count]),
+                out: here,
+                scratch: &mut *scratch,
+                is_first: next == first,
+                done: &|index, part| done(next * places + index, part),
+            };
+            match way {
+                Way::Direct(frame) => Direct { frame, part }.dispatch(),
+                Way::Dots => Dots(part).dispatch(),
+            }
+            (out, next) = (rest, next + count);
+        }
+    });
 }
 
 /// Bytes that [`unrolled`] needs.
@@ -303,22 +362,18 @@ mod tests {
             )
             .expect("it fits");
             let frame = direct::Frame::new(&sizes).expect("it is for two dimensions");
-            for cores in [1, 3] {
+            for (way, cores) in [(Way::Dots, 2), (Way::Direct(frame), 3)]
+                .iter()
+                .flat_map(|(way, cores)| [(way, 1), (way, *cores)])
+            {
                 let mut made = vec![f32::NAN; count];
-                let mut scratch = vec![f32::NAN; cores * frame.scratch(&sizes)];
+                let mut scratch = vec![f32::NAN; cores * way.scratch(&sizes)];
                 let done = std::sync::Mutex::new(vec![0; count]);
-                direct::convolve(
-                    (&frame, &sizes),
-                    &mut made,
-                    &x,
-                    (&w, Some(&bias)),
-                    &mut scratch,
-                    &|at, part| {
-                        done.lock().expect("no one failed")[at..at + part.len()]
-                            .iter_mut()
-                            .for_each(|done| *done += 1);
-                    },
-                );
+                convolve((way, &sizes), &mut made, &x, (&w, Some(&bias)), &mut scratch, &|at, part| {
+                    done.lock().expect("no one failed")[at..at + part.len()]
+                        .iter_mut()
+                        .for_each(|done| *done += 1);
+                });
                 assert_eq!(made, expected, "{:?}, {cores} cores", sizes.window);
                 assert!(done.into_inner().expect("no one failed").iter().all(|&done| done == 1));
             }

@@ -6,9 +6,7 @@
 //! stride by itself; else the input is one. (Zhang, Franchetti, Low: High Performance Zero-Memory Overhead Direct Convolutions, 2018,
 //! shows why no more is needed.)
 
-use super::conv::Sizes;
-use super::gemm::PARALLEL;
-use super::threads;
+use super::conv::{Part, Sizes};
 use super::window::Axis;
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
@@ -122,9 +120,9 @@ impl Frame {
         }
     }
 
-    /// Elements of the frame of so many channels.
+    /// Elements of the frame of so many channels, and behind them what the last tile may read beyond.
     fn elements(&self, channels: usize) -> usize {
-        if self.is_input { 0 } else { channels * self.phases() * self.plane() }
+        if self.is_input { 0 } else { channels * self.phases() * self.plane() + WIDEST }
     }
 
     /// Elements of scratch memory for a thread: the frame, a tile's input, and how far each weight's element is from its place.
@@ -205,62 +203,10 @@ fn copy_row(axis: &Axis, phase: usize, from: &[f32], to: &mut [f32]) {
     }
 }
 
-/// Computes a convolution in scratch memory of [`Frame::scratch`] elements for each core that takes part. `done` is called with each
-/// part of the output that is: the index of its first element, and the elements.
-pub(super) fn convolve(
-    (frame, sizes): (&Frame, &Sizes),
-    out: &mut [f32],
-    x: &[f32],
-    (w, bias): (&[f32], Option<&[f32]>),
-    scratch: &mut [f32],
-    done: &(dyn Fn(usize, &mut [f32]) + Sync),
-) {
-    let (places, depth, to) = (sizes.window.output(), sizes.depth(), sizes.to);
-    let image = sizes.from * sizes.window.input();
-    // Filters of all groups of all images, shared out evenly.
-    let all = out.len() / places;
-    let cores = match out.len().saturating_mul(depth) < PARALLEL {
-        true => 1,
-        false => scratch.len() / frame.scratch(sizes),
-    };
-    let share = all.div_ceil(cores.max(1));
-    let each = (scratch, frame.scratch(sizes));
-    threads::pieces_of_two((out, share * places), each, 1, &|number, out, scratch| {
-        let (mut out, mut next) = (out, number * share);
-        while !out.is_empty() {
-            let (image_group, first) = (next / to, next % to);
-            let count = (to - first).min(out.len() / places);
-            let filters = (image_group % sizes.group) * to + first;
-            let (here, rest) = std::mem::take(&mut out).split_at_mut(count * places);
-            let at = next * places;
-            let direct = Direct {
-                frame,
-                channels: sizes.from,
-                x: &x[image_group * image..][..image],
-                w: &w[filters * depth..][..count * depth],
-                bias: bias.map(|bias| &bias[filters..][..count]),
-                out: here,
-                scratch: &mut *scratch,
-                done: &|index, part| done(at + index, part),
-            };
-            direct.dispatch();
-            (out, next) = (rest, next + count);
-        }
-    });
-}
-
-/// Some filters of a group over one of its images.
-struct Direct<'a> {
-    frame: &'a Frame,
-    /// Channels of the image: those of the group.
-    channels: usize,
-    x: &'a [f32],
-    /// As many rows of weights as there are filters, and as many planes of the output.
-    w: &'a [f32],
-    bias: Option<&'a [f32]>,
-    out: &'a mut [f32],
-    scratch: &'a mut [f32],
-    done: &'a dyn Fn(usize, &mut [f32]),
+/// Computes some filters.
+pub(super) struct Direct<'a> {
+    pub frame: &'a Frame,
+    pub part: Part<'a>,
 }
 
 impl SimdOp for Direct<'_> {
@@ -268,14 +214,15 @@ impl SimdOp for Direct<'_> {
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
-        let Self { frame, channels, x, w, bias, out, scratch, done } = self;
-        let places = frame.rows * frame.width;
+        let Self { frame, part: Part { sizes, x, w, bias, out, scratch, is_first, done } } = self;
+        let (places, depth) = (frame.rows * frame.width, sizes.depth());
         let filters = out.len() / places;
-        let depth = w.len() / filters.max(1);
-        let (laid, scratch) = scratch.split_at_mut(frame.elements(channels));
+        let (laid, scratch) = scratch.split_at_mut(frame.elements(sizes.from));
         let (panel, offsets) = scratch.split_at_mut(depth * WIDEST);
         let offsets: &mut [u32] = bytemuck::cast_slice_mut(&mut offsets[..depth]);
-        frame.offsets(channels, offsets);
+        if is_first {
+            frame.offsets(sizes.from, offsets);
+        }
         for first in (0..frame.rows).step_by(frame.band) {
             let rows = first..(first + frame.band).min(frame.rows);
             let (x, start) = if frame.is_input {
@@ -325,8 +272,8 @@ impl Band<'_> {
         for at in (0..end).step_by(tile) {
             let count = tile.min(end - at);
             // Many filters meet these elements, which are far from each other: they are laid side by side.
-            let packed =
-                count < tile || filters > if self.frame.is_input { 2 * FILTERS } else { 4 * FILTERS };
+            let packed = count < tile && self.frame.is_input
+                || filters > if self.frame.is_input { 2 * FILTERS } else { 4 * FILTERS };
             if packed {
                 self.pack::<I, V>(isa, at, count);
             }

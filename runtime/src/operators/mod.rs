@@ -25,6 +25,7 @@ mod cumulative;
 mod deform;
 mod determinant;
 mod direct;
+mod dots;
 mod einsum;
 mod elementwise;
 mod extremes;
