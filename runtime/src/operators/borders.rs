@@ -51,7 +51,7 @@ impl Laid {
 
 type Laids = SmallVec<[Laid; 8]>;
 
-fn wholes(laids: &Laids) -> Vec<usize> {
+fn wholes(laids: &Laids) -> SmallVec<[usize; 8]> {
     laids.iter().map(|laid| laid.whole).collect()
 }
 
@@ -162,7 +162,7 @@ impl Operator for Pad {
             Some(pads) => self.laids(&input.shape, pads, None)?,
             None => self.laids(&input.shape, &inputs.ints(1)?, inputs.opt_ints(3)?.as_deref())?,
         };
-        Ok(vec![typed(input.dtype, wholes(&laids))?])
+        Ok(vec![typed(input.dtype, wholes(&laids).into_vec())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -221,7 +221,7 @@ impl CenterCropPad {
 impl Operator for CenterCropPad {
     fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
         let input = inputs.ty(0)?;
-        Ok(vec![typed(input.dtype, wholes(&self.laids(&input.shape, &inputs.ints(1)?)?))?])
+        Ok(vec![typed(input.dtype, wholes(&self.laids(&input.shape, &inputs.ints(1)?)?).into_vec())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

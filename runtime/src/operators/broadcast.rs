@@ -2,18 +2,22 @@
 
 use super::threads;
 use bytemuck::Pod;
+use smallvec::SmallVec;
 
 /// Elements from which on several cores share the work: below, waking them takes longer.
 pub(crate) const PARALLEL: usize = 1 << 16;
 /// Elements that one core takes at a time: few enough to stay in its first caches.
 pub(crate) const PART: usize = 1 << 13;
 
+/// A shape, of few dimensions in practice.
+pub(crate) type Shape = SmallVec<[usize; 8]>;
+
 /// The shape that all of these have when they repeat; `None` if they do not fit.
-pub(crate) fn broadcast<'a>(shapes: impl IntoIterator<Item = &'a [usize]>) -> Option<Vec<usize>> {
-    let mut all: Vec<usize> = Vec::new();
+pub(crate) fn broadcast<'a>(shapes: impl IntoIterator<Item = &'a [usize]>) -> Option<Shape> {
+    let mut all = Shape::new();
     for shape in shapes {
         if shape.len() > all.len() {
-            all.splice(0..0, std::iter::repeat_n(1, shape.len() - all.len()));
+            all.insert_many(0, std::iter::repeat_n(1, shape.len() - all.len()));
         }
         let skipped = all.len() - shape.len();
         for (to, &from) in all[skipped..].iter_mut().zip(shape) {
@@ -35,15 +39,15 @@ const FEW: usize = 6;
 /// How operands are walked through while an output of some shape is written element by element.
 pub(crate) struct Walk<const N: usize> {
     /// Sizes of the dimensions left after those that can be were made one, the innermost last.
-    dims: smallvec::SmallVec<[usize; FEW]>,
+    dims: SmallVec<[usize; FEW]>,
     /// For each of them, what each operand moves on by, in elements.
-    strides: smallvec::SmallVec<[[usize; N]; FEW]>,
+    strides: SmallVec<[[usize; N]; FEW]>,
 }
 
 impl<const N: usize> Walk<N> {
     /// Operands of these shapes, each of which fits `out`.
     pub(crate) fn new(out: &[usize], shapes: [&[usize]; N]) -> Self {
-        let mut walk = Self { dims: smallvec::SmallVec::new(), strides: smallvec::SmallVec::new() };
+        let mut walk = Self { dims: SmallVec::new(), strides: SmallVec::new() };
         let mut next = [1; N];
         // From the innermost outwards; reversed below.
         for (at, &dim) in out.iter().enumerate().rev() {
@@ -92,7 +96,7 @@ impl<const N: usize> Walk<N> {
         let length = self.length();
         let outer = self.dims.split_last().map_or(&[][..], |(_, outer)| outer);
         let inner = self.strides.last().copied().unwrap_or([1; N]);
-        let mut counter: smallvec::SmallVec<[usize; FEW]> = smallvec::smallvec![0; outer.len()];
+        let mut counter: SmallVec<[usize; FEW]> = smallvec::smallvec![0; outer.len()];
         let (mut left, mut begins) = (first, [0; N]);
         if count == 0 {
             return;

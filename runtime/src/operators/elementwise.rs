@@ -1,6 +1,6 @@
 //! Operators that make each element from two at the same place, broadcast.
 
-use super::broadcast::{Walk, broadcast};
+use super::broadcast::{Shape, Walk, broadcast};
 use super::unary::{FEW, blocks, each, wide};
 use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, cast, typed};
 use crate::element::{DataType, Number};
@@ -241,7 +241,7 @@ fn whole_power<T: Number>(base: T, exponent: i64) -> T {
 
 /// The shape of operands of these types together.
 pub(super) fn broadcast_types(types: &[&Type]) -> Result<Vec<usize>, String> {
-    broadcast(types.iter().map(|ty| &ty.shape[..])).ok_or_else(|| {
+    broadcast(types.iter().map(|ty| &ty.shape[..])).map(Shape::into_vec).ok_or_else(|| {
         let shapes: Vec<_> = types.iter().map(|ty| ty.to_string()).collect();
         format!("shapes do not fit: {}", shapes.join(" and "))
     })

@@ -106,7 +106,7 @@ impl Operator for Repeated {
                     .ok_or_else(|| format!("{input} {wanted:?} times is too large"))?
             }
         };
-        Ok(vec![typed(input.dtype, shape)?])
+        Ok(vec![typed(input.dtype, shape.into_vec())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

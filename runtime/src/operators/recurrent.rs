@@ -109,13 +109,20 @@ impl Layer {
         })
     }
 
+    /// Sizes by the shapes of the sequences and of the recurrent weights.
+    fn measure(&self, x: &[usize], r: &[usize]) -> Option<Sizes> {
+        let (&[steps, batch, input], &[_, _, hidden]) = (x, r) else { return None };
+        let (steps, batch) = if self.batch_first { (batch, steps) } else { (steps, batch) };
+        Some(Sizes { steps, batch, input, hidden })
+    }
+
     /// Checks that the inputs fit.
     fn sizes(&self, inputs: &Known<'_>) -> Result<Sizes, Unclear> {
         let (x, w, r) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
-        let (&[steps, batch, input], &[_, _, hidden]) = (&x.shape[..], &r.shape[..]) else {
-            return Err(format!("its inputs are {x}, {w} and {r}, not of three dimensions each").into());
-        };
-        let (steps, batch) = if self.batch_first { (batch, steps) } else { (steps, batch) };
+        let sizes = self
+            .measure(&x.shape, &r.shape)
+            .ok_or_else(|| format!("its inputs are {x}, {w} and {r}, not of three dimensions each"))?;
+        let Sizes { steps, batch, input, hidden } = sizes;
         if let Some(told) = self.hidden.filter(|&told| usize::try_from(told) != Ok(hidden)) {
             return Err(format!("its hidden size is {told}, and its weights are {r}").into());
         }
@@ -139,7 +146,6 @@ impl Layer {
                 return Err(format!("input {index} is {ty}, and should be {dtype}{shape:?}").into());
             }
         }
-        let sizes = Sizes { steps, batch, input, hidden };
         // A dimension of zero may hide that the gates are too many to be counted.
         typed(DataType::F64, [steps, batch, all(2 * gates)?])?;
         Ok(sizes)
@@ -451,17 +457,9 @@ impl Operator for Layer {
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
-        let types: Vec<_> = call
-            .inputs
-            .iter()
-            .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.to_vec() }))
-            .collect();
-        let types: Vec<_> = types.iter().map(Option::as_ref).collect();
-        let sizes = match self.sizes(&Known { types: &types, values: call.inputs }) {
-            Ok(sizes) => sizes,
-            Err(Unclear::Wrong(what)) => return Err(what),
-            Err(Unclear::Needs(index)) => return Err(format!("input {index} is missing")),
-        };
+        // That they fit was checked when the types were told.
+        let sizes = self.measure(call.input(0)?.shape, call.input(2)?.shape);
+        let sizes = sizes.ok_or("its inputs have not three dimensions each")?;
         if is_double(call.dtype(0)?)? {
             self.compute::<f64>(sizes, call)
         } else {

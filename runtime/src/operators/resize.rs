@@ -123,7 +123,7 @@ struct Dim {
 type Dims = SmallVec<[Dim; 6]>;
 
 /// Numbers, whatever real type they have.
-fn floats(view: &View<'_>) -> Result<Vec<f32>, String> {
+fn floats(view: &View<'_>) -> Result<SmallVec<[f32; 8]>, String> {
     by_float!(view.dtype, T => Ok(view.elements::<T>().iter().map(|x| x.to_f64() as f32).collect()),
         Err(format!("real numbers are expected, not {}", view.dtype)))
 }
@@ -182,7 +182,8 @@ impl Resize {
         let [_, scales, sizes] = self.inputs;
         let there = |index: &usize| inputs.opt(*index).is_some_and(|ty| ty.elements() > 0);
         let scales = scales.filter(there).map(|index| inputs.value(index)).transpose()?;
-        let scales = scales.as_ref().map(floats).transpose()?.or(self.scales.clone());
+        let scales =
+            scales.as_ref().map(floats).transpose()?.or(self.scales.as_deref().map(SmallVec::from_slice));
         let sizes = sizes.filter(there).filter(|_| scales.is_none());
         let sizes = sizes.map(|index| inputs.ints(index)).transpose()?;
         Ok(self.dims(&inputs.ty(0)?.shape, None, scales.as_deref(), sizes.as_deref())?)
@@ -193,7 +194,7 @@ impl Resize {
         let [region, scales, sizes] = self.inputs.map(given);
         let region = region.filter(|_| self.transform == Transform::Crop);
         let region = region.as_ref().map(floats).transpose()?;
-        let scales = scales.as_ref().map(floats).transpose()?.or(self.scales.clone());
+        let scales = scales.as_ref().map(floats).transpose()?.or(self.scales.as_deref().map(SmallVec::from_slice));
         let sizes = sizes.filter(|_| scales.is_none());
         let sizes = sizes.map(|sizes| ints(&sizes).ok_or("its sizes are no integers")).transpose()?;
         self.dims(call.input(0)?.shape, region.as_deref(), scales.as_deref(), sizes.as_deref())
