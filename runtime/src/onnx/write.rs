@@ -142,8 +142,7 @@ impl Writer {
                 continue;
             }
             let name = &graph.values[id].name;
-            let name =
-                if name.is_empty() || scope.sees(name) { self.fresh(name) } else { name.clone() };
+            let name = if name.is_empty() || scope.sees(name) { self.fresh(name) } else { name.clone() };
             scope.used.insert(name.clone());
             scope.names[id] = name;
         }
@@ -218,11 +217,8 @@ impl Writer {
     }
 
     fn node(&mut self, node: &Node, graph: &Graph, scope: &Scope<'_>) -> Result<NodeProto, Error> {
-        let (version, first) = self
-            .opsets
-            .entry(node.domain.clone())
-            .or_insert_with(|| (node.opset, node.name.clone()))
-            .clone();
+        let (version, first) =
+            self.opsets.entry(node.domain.clone()).or_insert_with(|| (node.opset, node.name.clone())).clone();
         if version != node.opset {
             let domain = if node.domain.is_empty() { "ai.onnx" } else { &node.domain };
             return Err(Error::Node {

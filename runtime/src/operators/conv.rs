@@ -4,6 +4,7 @@
 //! scratch memory, row by row rather than element by element, for some rows of the output at a time, so that what is unrolled is still
 //! in a cache when it is multiplied. Where each channel has windows of its own, rows are folded directly.
 
+use super::activation::Activation;
 use super::elementwise::no;
 use super::gemm::{BiasVector, Matrix, PARALLEL, gemm_f32, product};
 use super::window::{Sliding, Window};
@@ -15,6 +16,7 @@ use std::ops::Range;
 pub(super) fn make(node: &Definition<'_>) -> Made {
     match node.op {
         "Conv" => Some(Filters::new(node).map(|filters| Box::new(Conv(filters)) as _)),
+        "FusedConv" => Some(FusedConv::new(node).map(|fused| Box::new(fused) as _)),
         _ => None,
     }
 }
@@ -90,6 +92,57 @@ impl Sizes {
 
 /// Elements that are unrolled at a time: a megabyte, which the second cache holds.
 const UNROLLED: usize = 1 << 18;
+
+/// A convolution, and a function of what it makes.
+struct FusedConv {
+    conv: Conv,
+    /// Bounds, or a function.
+    clip: Option<(f32, f32)>,
+    activation: Option<Activation>,
+}
+
+impl FusedConv {
+    fn new(node: &Definition<'_>) -> Result<Self, String> {
+        let conv = Conv(Filters::new(node)?);
+        let told = node.attributes.floats("activation_params").unwrap_or_default();
+        if node.inputs.get(3) == Some(&true) {
+            return Err("a sum before its activation is not known".into());
+        }
+        let name = node.attributes.text("activation", "");
+        let (mut alpha, mut beta) = (told.iter().copied(), told.iter().skip(1).copied());
+        Ok(match (name, &told[..]) {
+            ("Clip", &[least, most]) => Self { conv, clip: Some((least, most)), activation: None },
+            ("", _) => Self { conv, clip: None, activation: None },
+            _ => Self { conv, clip: None, activation: Some(Activation::new(name, &mut alpha, &mut beta)?) },
+        })
+    }
+}
+
+impl Operator for FusedConv {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+        self.conv.infer(inputs)
+    }
+
+    fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {
+        self.conv.scratch(inputs, outputs)
+    }
+
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+        let mut out = call.output(0)?;
+        let outputs = &mut [Some(out.lend())];
+        let mut inner = Call { inputs: call.inputs, outputs, scratch: call.scratch(), in_place: None };
+        self.conv.run(&mut inner)?;
+        if out.dtype != DataType::F32 {
+            return Err(no(out.dtype));
+        }
+        let row = out.elements::<f32>();
+        if let Some((least, most)) = self.clip {
+            row.iter_mut().for_each(|x| *x = x.max(least).min(most));
+        }
+        self.activation.iter().for_each(|activation| activation.apply(row));
+        Ok(())
+    }
+}
 
 /// A convolution.
 struct Conv(Filters);
