@@ -55,7 +55,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     no_plan: bool,
     #[command(flatten)]
-    passes: passes::Arguments,
+    passes: passes::Passes,
     /// Write the optimized model as ONNX
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,

@@ -31,7 +31,7 @@ pub(super) struct Arguments {
     #[arg(long, short, value_name = "OUT")]
     output: PathBuf,
     #[command(flatten)]
-    passes: passes::Arguments,
+    passes: passes::Passes,
     /// Write what was done as JSON; - is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,

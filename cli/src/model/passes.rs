@@ -19,7 +19,7 @@ pub(super) enum Levels {
 
 /// Passes and how far they go.
 #[derive(clap::Args)]
-pub(super) struct Arguments {
+pub(super) struct Passes {
     /// How far to optimize the graph
     #[arg(long, value_name = "LEVEL", default_value = "all")]
     pub level: Levels,
@@ -31,7 +31,7 @@ pub(super) struct Arguments {
     fold_limit: Option<u64>,
 }
 
-impl Arguments {
+impl Passes {
     pub(super) fn optimization(&self) -> Result<Optimization, String> {
         let level = match self.level {
             Levels::Disable => Level::Disable,

@@ -12,7 +12,7 @@ pub(super) struct Arguments {
     #[arg(required = true, value_name = "DIR")]
     directories: Vec<PathBuf>,
     #[command(flatten)]
-    passes: passes::Arguments,
+    passes: passes::Passes,
     /// Print only what did not pass
     #[arg(long)]
     quiet: bool,
