@@ -227,6 +227,11 @@ impl Editor {
         }
     }
 
+    /// Elements of all values that are always the same.
+    pub(crate) fn constants_mut(&mut self) -> impl Iterator<Item = &mut Arc<Tensor>> {
+        self.values.iter_mut().filter_map(|value| value.constant.as_mut())
+    }
+
     /// Forgets the elements of weights that nobody needs any more.
     pub(crate) fn sweep(&mut self) {
         for id in 0..self.values.len() {

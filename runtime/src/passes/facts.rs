@@ -1,9 +1,9 @@
 //! What is known of values' types without inputs.
 //!
-//! Types follow from those of inputs as in planning. Sizes that a model leaves open are tried out twice, with two numbers: element types
-//! and ranks that are the same both times are those of every run, and so are sizes as far as no operator cuts them off at a bound
-//! (`Slice` up to 10 of 64 and of 96); passes that ask for a size have a reason of their own why it must be that one. A type is exact where
-//! no open size had a part in it.
+//! Types follow from those of inputs as in planning. Sizes that a model leaves open are tried out, with some numbers: element types and
+//! ranks that come out are those of every run, and so are sizes that are the same each time, as far as no operator cuts them off at a
+//! bound (`Slice` up to 10 of 64 and of 96); passes that ask for a size have a reason of their own why it must be that one. Numbers that a
+//! model does not take (a height that it reshapes to 1) give nothing. A type is exact where no open size had a part in it.
 
 use crate::element::DataType;
 use crate::graph::{Dim, Graph, Node, ValueId};
@@ -88,14 +88,18 @@ impl Facts {
 
     pub(crate) fn dtype(&self, id: ValueId) -> Option<DataType> {
         let fact = &self.0[id];
-        fact.tried[0].as_ref().map(|ty| ty.dtype).or(fact.dtype)
+        fact.tried.iter().flatten().map(|ty| ty.dtype).next().or(fact.dtype)
     }
 
+    /// The number of dimensions: no operator's depends on sizes but of those that are left out here.
     pub(crate) fn rank(&self, id: ValueId) -> Option<usize> {
         let fact = &self.0[id];
-        match &fact.tried {
-            [Some(a), Some(b), _] => (a.rank() == b.rank()).then(|| a.rank()),
-            _ => fact.rank,
+        let mut ranks = fact.tried.iter().flatten().map(Type::rank);
+        let first = ranks.next();
+        if first.is_some() && ranks.all(|rank| Some(rank) == first) {
+            first
+        } else {
+            fact.rank.filter(|_| first.is_none())
         }
     }
 

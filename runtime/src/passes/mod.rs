@@ -24,9 +24,11 @@ mod views;
 use crate::error::Error;
 use crate::graph::{Attribute, Graph, Node, ValueId};
 use crate::onnx::Model;
+use crate::tensor::{Tensor, Type};
 use edit::Editor;
 use facts::Facts;
 use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// How far a graph is optimized; each level has the passes of those before it.
@@ -180,7 +182,7 @@ impl Model {
     pub fn optimize(&self, optimization: &Optimization) -> (Self, Changes) {
         let mut changes = Changes { nodes_before: count(&self.graph), ..Changes::default() };
         let mut model = self.clone();
-        let mut counts = HashMap::new();
+        let mut done = Done::default();
         let opset = |model: &Self| {
             let found = model.opsets.iter().find(|(domain, _)| matches!(domain.as_str(), "" | "ai.onnx"));
             found.map_or(1, |(_, version)| *version)
@@ -192,23 +194,47 @@ impl Model {
             if self.header.ir_version < Some(4) {
                 graph.inputs.retain(|&id| graph.values[id].constant.is_none());
             }
-            let mut graph = optimize(&graph, &[], &basic, opset(self), false, &mut counts);
+            let mut graph = optimize(&graph, &[], &basic, opset(self), false, &mut done);
             if optimization.level > Level::Basic {
                 let raise = PASSES.iter().any(|pass| pass.name == RAISE && optimization.has(pass));
                 if raise && let Some(raised) = opset::raise(&graph, opset(self)) {
                     graph = raised;
                     model.opsets.retain(|(domain, _)| !matches!(domain.as_str(), "" | "ai.onnx"));
                     model.opsets.push((String::new(), opset::RAISED));
-                    *counts.entry(RAISE).or_default() += 1;
+                    *done.counts.entry(RAISE).or_default() += 1;
                 }
-                graph = optimize(&graph, &[], optimization, opset(&model), false, &mut counts);
+                graph = optimize(&graph, &[], optimization, opset(&model), false, &mut done);
             }
             model.graph = Arc::new(compact(&graph));
         }
-        let done = |pass: &Pass| Some((pass.name, *counts.get(pass.name)?)).filter(|&(_, count)| count > 0);
-        changes.passes = PASSES.iter().filter_map(done).collect();
+        let told =
+            |pass: &Pass| Some((pass.name, *done.counts.get(pass.name)?)).filter(|&(_, count)| count > 0);
+        changes.passes = PASSES.iter().filter_map(told).collect();
         changes.nodes_after = count(&model.graph);
         (model, changes)
+    }
+}
+
+/// What passes did so far.
+#[derive(Default)]
+struct Done {
+    counts: HashMap<&'static str, usize>,
+    /// Weights that passes made, by type and a hash of their elements: graphs within nodes may have come to the same ones.
+    made: HashMap<(Type, u64), Arc<Tensor>>,
+}
+
+impl Done {
+    /// Weights that were made before are taken for those of this graph that are the same.
+    fn share(&mut self, editor: &mut Editor) {
+        for tensor in editor.constants_mut().filter(|tensor| !tensor.is_lent()) {
+            let mut hasher = DefaultHasher::new();
+            tensor.view().bytes.hash(&mut hasher);
+            let first =
+                self.made.entry((tensor.ty().clone(), hasher.finish())).or_insert_with(|| Arc::clone(tensor));
+            if first.view().bytes == tensor.view().bytes {
+                *tensor = Arc::clone(first);
+            }
+        }
     }
 }
 
@@ -225,7 +251,7 @@ fn optimize(
     optimization: &Optimization,
     opset: i64,
     is_inner: bool,
-    counts: &mut HashMap<&'static str, usize>,
+    done: &mut Done,
 ) -> Graph {
     let facts = Facts::new(graph, outside);
     let mut editor = Editor::new(graph.clone(), facts, opset, optimization.fold_limit, is_inner);
@@ -235,23 +261,24 @@ fn optimize(
         for pass in &passes {
             let count = (pass.run)(&mut editor);
             editor.sweep();
-            *counts.entry(pass.name).or_default() += count;
+            *done.counts.entry(pass.name).or_default() += count;
             changed += count;
         }
         if changed == 0 {
             break;
         }
     }
+    done.share(&mut editor);
     for at in editor.places() {
         let Some(node) = editor.node(at).filter(|node| node.graphs().next().is_some()).cloned() else {
             continue;
         };
-        if let Some(node) = optimize_within(&editor, node, optimization, counts) {
+        if let Some(node) = optimize_within(&editor, node, optimization, done) {
             editor.put(at, node);
         }
     }
     if let Some(pass) = passes.iter().find(|pass| pass.name == "unused-nodes") {
-        *counts.entry(pass.name).or_default() += (pass.run)(&mut editor);
+        *done.counts.entry(pass.name).or_default() += (pass.run)(&mut editor);
     }
     editor.finish()
 }
@@ -261,7 +288,7 @@ fn optimize_within(
     editor: &Editor,
     mut node: Node,
     optimization: &Optimization,
-    counts: &mut HashMap<&'static str, usize>,
+    done: &mut Done,
 ) -> Option<Node> {
     let graphs: Vec<_> = node.graphs().map(|(name, graph)| (name.to_owned(), Graph::clone(graph))).collect();
     let mut captures = node.captures.iter();
@@ -279,7 +306,7 @@ fn optimize_within(
             }
         }
         let facts: Vec<_> = outside.iter().map(|&outer| (outer, &editor.facts)).collect();
-        let mut made = compact(&optimize(&graph, &facts, optimization, node.opset, true, counts));
+        let mut made = compact(&optimize(&graph, &facts, optimization, node.opset, true, done));
         // What is taken from outside and needed no more.
         let needed: HashSet<_> = made
             .nodes
