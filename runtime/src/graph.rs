@@ -3,7 +3,7 @@
 use crate::element::DataType;
 use crate::operators::Operator;
 use crate::tensor::Tensor;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// A value's number in its graph.
@@ -62,6 +62,17 @@ pub struct Node {
     pub outputs: Vec<Option<ValueId>>,
     /// Its code.
     pub operator: Arc<dyn Operator>,
+}
+
+impl Node {
+    /// Graphs within, with the names of their attributes, in the order of these.
+    pub(crate) fn graphs(&self) -> impl Iterator<Item = (&str, &Arc<Graph>)> {
+        let graphs = self.attributes.0.iter().filter_map(|(name, attribute)| match attribute {
+            Attribute::Graph(graph) => Some((name.as_str(), graph)),
+            _ => None,
+        });
+        graphs.collect::<BTreeMap<_, _>>().into_iter()
+    }
 }
 
 /// Values, and nodes in an order in which they can run.

@@ -5,6 +5,7 @@
 //! ```
 //!
 //! - [`Model`] reads a file, checks it, and finds the code of every node. Weights stay in the file, which is mapped.
+//! - [`Model::optimize`] makes a model of fewer nodes from it, and [`Model::save`] writes it.
 //! - [`Session`] plans the memory of a run for each set of input types: one arena, in which values lie that are not alive at
 //!   the same time, views lie where their sources lie, and outputs are written over inputs that nobody needs any more.
 //!
@@ -31,6 +32,7 @@ mod inline;
 mod onnx;
 mod operators;
 mod options;
+mod passes;
 mod plan;
 mod run;
 mod session;
@@ -43,6 +45,7 @@ pub use error::Error;
 pub use graph::{Declared, Dim, Graph, Node, Value, ValueId};
 pub use onnx::{Model, read_tensor};
 pub use options::Options;
+pub use passes::{Changes, Level, Optimization, PASSES, Pass};
 pub use plan::{Figures, Sharing};
 pub use session::{Session, Statistics};
 pub use tensor::{Tensor, Type, View, ViewMut};

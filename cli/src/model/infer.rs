@@ -1,6 +1,7 @@
 //! `model infer`: runs a model, and says how long it takes and what memory it needs.
 
 use super::inputs::{self, Given};
+use super::passes;
 use super::profile;
 use crate::counting;
 use crate::os::{Resident, Usage};
@@ -21,7 +22,9 @@ const WARM: usize = 2;
     after_help = "Inputs that are not given are filled with numbers at random, the same each time; dimensions without a size are 1
 unless --shape says more. Figures are for runs whose inputs and outputs are bound.
 
-JSON: load_ms, run_ms_median, arena_bytes, lower_bound_bytes, planned_tensors, inplace_tensors, unplanned_nodes,
+The graph is optimized before, as `stepalloc model optimize` does it; --level disable leaves it alone.
+
+JSON: load_ms, nodes_before, nodes, run_ms_median, arena_bytes, lower_bound_bytes, planned_tensors, inplace_tensors, unplanned_nodes,
 allocations_per_run, minor_faults_per_run (the most of any run from the third on), vm_rss_bytes, vm_hwm_bytes,
 vm_hwm_before_bytes (right before the model is read); with --profile nodes (name, op, ms a run, output_bytes,
 scratch_bytes, in_place).
@@ -56,6 +59,11 @@ pub(super) struct Arguments {
     /// Tell the time and memory of each node, the slowest first; in the JSON, in the order in which they ran
     #[arg(long)]
     profile: bool,
+    #[command(flatten)]
+    passes: passes::Passes,
+    /// Write the optimized model as ONNX
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
     /// Write the outputs as DIR/NAME.npy
     #[arg(long, value_name = "DIR")]
     save_outputs: Option<PathBuf>,
@@ -66,18 +74,23 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let json = arguments.json.as_deref().map(Output::open).transpose().map_err(|error| error.to_string())?;
+    let optimization = arguments.passes.optimization()?;
     // This thread is one of those that share the work: handing it over to them would take time, and memory now and then.
     let threads = rayon::ThreadPoolBuilder::new().num_threads(arguments.threads).use_current_thread();
     threads.build_global().map_err(|error| format!("{} threads: {error}", arguments.threads))?;
     let before = Resident::of(std::process::id());
     let began = Instant::now();
     let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
+    let (model, changes) = model.optimize(&optimization);
     let mut options = Options::new().memory_pattern(!arguments.no_plan);
     if let Some(bytes) = arguments.max_mem {
         options = options.max_mem(bytes);
     }
     let session = Session::with_options(&model, options);
     let load_ms = began.elapsed().as_secs_f64() * 1e3;
+    if let Some(path) = &arguments.save {
+        model.save(path).map_err(|error| error.to_string())?;
+    }
     let given: Vec<_> = arguments.input.iter().chain(&arguments.shape).cloned().collect();
     let tensors = inputs::tensors(session.graph(), &given)?;
     let views: Vec<_> = tensors.iter().map(|(_, tensor)| tensor.as_ref().map(Tensor::view)).collect();
@@ -112,6 +125,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let mut text = json!({
         "model": arguments.model.display().to_string(),
         "load_ms": load_ms,
+        "nodes_before": changes.nodes_before,
+        "nodes": changes.nodes_after,
         "run_ms_median": run_ms,
         "runs": arguments.runs,
         "arena_bytes": figures.arena_bytes,

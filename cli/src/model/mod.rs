@@ -3,6 +3,8 @@
 mod infer;
 mod inputs;
 mod inspect;
+mod optimize;
+mod passes;
 mod profile;
 mod test;
 
@@ -17,6 +19,7 @@ use std::process::ExitCode;
     after_help = "Examples:
   stepalloc model infer net.onnx --shape x=1x3x224x224   run it on random numbers
   stepalloc model inspect net.onnx                       what is in it, and what memory a run takes
+  stepalloc model optimize net.onnx -o small.onnx        write it with fewer nodes
   stepalloc model test tests/node tests/light            run directories in ONNX's test layout"
 )]
 pub(crate) struct Arguments {
@@ -30,6 +33,8 @@ enum Command {
     Infer(infer::Arguments),
     /// Say what is in a model, and what memory a run takes
     Inspect(inspect::Arguments),
+    /// Write a model with fewer nodes that computes the same but for rounding
+    Optimize(optimize::Arguments),
     /// Run directories in the layout of ONNX's own tests, and compare what comes out
     Test(test::Arguments),
 }
@@ -38,6 +43,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     let done = match arguments.command {
         Command::Infer(arguments) => infer::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Optimize(arguments) => optimize::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
     };
     done.unwrap_or_else(|error| {

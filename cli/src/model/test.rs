@@ -1,5 +1,6 @@
 //! `model test`: directories in the layout of ONNX's own tests.
 
+use super::passes;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use stepalloc_runtime::conformance::{Verdict, judge, tests};
@@ -10,12 +11,15 @@ pub(super) struct Arguments {
     /// Directories of tests, or of directories of tests
     #[arg(required = true, value_name = "DIR")]
     directories: Vec<PathBuf>,
+    #[command(flatten)]
+    passes: passes::Passes,
     /// Print only what did not pass
     #[arg(long)]
     quiet: bool,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
+    let optimization = arguments.passes.optimization()?;
     let mut all = Vec::new();
     for directory in &arguments.directories {
         let found = tests(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
@@ -27,7 +31,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let (mut passed, mut wrong, mut unsupported) = (0, 0, 0);
     for test in &all {
         let name = test.file_name().unwrap_or_default().to_string_lossy();
-        match judge(test) {
+        match judge(test, &optimization) {
             Verdict::Passed => {
                 passed += 1;
                 if !arguments.quiet {

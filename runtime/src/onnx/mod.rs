@@ -4,7 +4,9 @@ mod functions;
 #[allow(missing_docs, clippy::all, clippy::pedantic, unused_qualifications, reason = "it is kept as it came")]
 pub(crate) mod proto;
 mod read;
+mod save;
 mod tensors;
+mod write;
 
 pub use read::Model;
 pub use tensors::read_tensor;

@@ -29,6 +29,8 @@ pub struct Model {
     pub producer: String,
     /// Versions of the domains it is written in.
     pub opsets: Vec<(String, i64)>,
+    /// What else the file says: its message without graphs and functions.
+    pub(crate) header: Arc<ModelProto>,
 }
 
 impl Model {
@@ -54,11 +56,17 @@ impl Model {
         let graph = proto.graph.as_ref().ok_or_else(|| Error::model("no ONNX model: it has no graph"))?;
         let mut reader =
             Reader { opsets: &proto.opset_import, functions: Functions::new(&proto.functions), folder };
-        Ok(Self {
-            graph: Arc::new(reader.graph(graph, None)?),
-            producer: proto.producer_name.clone().unwrap_or_default(),
-            opsets: versions(&proto.opset_import),
-        })
+        let graph = Arc::new(reader.graph(graph, None)?);
+        let opsets = versions(&proto.opset_import);
+        let header = ModelProto {
+            graph: None,
+            functions: Vec::new(),
+            training_info: Vec::new(),
+            opset_import: Vec::new(),
+            ..proto
+        };
+        let producer = header.producer_name.clone().unwrap_or_default();
+        Ok(Self { graph, producer, opsets, header: Arc::new(header) })
     }
 }
 

@@ -4,6 +4,7 @@
 //! others are products of matrices: the input is unrolled into scratch memory, row by row rather than element by element, for some
 //! rows of the output at a time, so that what is unrolled is still in a cache when it is multiplied.
 
+use super::activation::Activation;
 use super::direct::Direct;
 use super::dots::Dots;
 use super::elementwise::no;
@@ -17,7 +18,7 @@ use std::ops::Range;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     match node.op {
-        "Conv" => Some(Filters::new(node).map(|filters| Box::new(Conv(filters)) as _)),
+        "Conv" | "FusedConv" => Some(Conv::new(node).map(|conv| Box::new(conv) as _)),
         _ => None,
     }
 }
@@ -96,8 +97,49 @@ const UNROLLED: usize = 1 << 18;
 /// Planes of fewer elements are no tiles.
 const FEW_PLACES: usize = 16;
 
+/// What is done with each element of f32 of a convolution that is fused with what follows it.
+enum Finish {
+    Bounds(f32, f32),
+    Function(Activation),
+}
+
+impl Finish {
+    /// As com.microsoft.FusedConv says it.
+    fn new(node: &Definition<'_>) -> Result<Option<Self>, String> {
+        let told = node.attributes.floats("activation_params").unwrap_or_default();
+        match (node.attributes.text("activation", ""), &told[..]) {
+            ("", _) => Ok(None),
+            ("Clip", &[least, most]) => Ok(Some(Self::Bounds(least, most))),
+            (name, _) => {
+                let (mut alpha, mut beta) = (told.iter().copied(), told.iter().skip(1).copied());
+                Activation::new(name, &mut alpha, &mut beta).map(|function| Some(Self::Function(function)))
+            }
+        }
+    }
+
+    fn apply(&self, row: &mut [f32]) {
+        match *self {
+            Self::Bounds(least, most) => row.iter_mut().for_each(|x| *x = x.max(least).min(most)),
+            Self::Function(function) => function.apply(row),
+        }
+    }
+}
+
 /// A convolution.
-struct Conv(Filters);
+struct Conv {
+    filters: Filters,
+    /// Whether it is com.microsoft.FusedConv: a tensor is added to what it makes if there is one, and `finish` applied.
+    is_fused: bool,
+    finish: Option<Finish>,
+}
+
+impl Conv {
+    fn new(node: &Definition<'_>) -> Result<Self, String> {
+        let is_fused = node.op == "FusedConv";
+        let finish = if is_fused { Finish::new(node)? } else { None };
+        Ok(Self { filters: Filters::new(node)?, is_fused, finish })
+    }
+}
 
 impl Operator for Conv {
     fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
@@ -108,12 +150,21 @@ impl Operator for Conv {
         if let Some(bias) = inputs.opt(2).filter(|bias| bias.shape != w.shape[..1.min(w.rank())]) {
             return Err(format!("a bias {bias} does not fit weights {w}").into());
         }
-        Ok(vec![self.0.sizes(&x.shape, &w.shape)?.out(x.dtype)?])
+        let made = self.filters.sizes(&x.shape, &w.shape)?.out(x.dtype)?;
+        if self.is_fused {
+            if x.dtype != DataType::F32 {
+                return Err(no(x.dtype).into());
+            }
+            if let Some(added) = inputs.opt(3).filter(|added| **added != made) {
+                return Err(format!("{added} is added to {made}").into());
+            }
+        }
+        Ok(vec![made])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
         let (Some(x), Some(w)) = (inputs.opt(0), inputs.opt(1)) else { return 0 };
-        let Ok(sizes) = self.0.sizes(&x.shape, &w.shape) else { return 0 };
+        let Ok(sizes) = self.filters.sizes(&x.shape, &w.shape) else { return 0 };
         if x.dtype == DataType::F32 {
             if let Some(way) = Way::new(&sizes) {
                 // No core would have less than a filter.
@@ -126,12 +177,12 @@ impl Operator for Conv {
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let (x, w, bias, out) = (call.input(0)?, call.input(1)?, call.opt(2), call.output(0)?);
-        let sizes = self.0.sizes(x.shape, w.shape)?;
+        let sizes = self.filters.sizes(x.shape, w.shape)?;
         let dtype = x.dtype;
         if out.bytes.is_empty() {
             return Ok(());
         }
-        if dtype != DataType::F32 || x.is_empty() || w.is_empty() {
+        if dtype != DataType::F32 {
             let scratch = call.scratch();
             return by_float!(dtype, T => {
                 let bias = bias.map(|bias| bias.elements::<T>());
@@ -140,12 +191,20 @@ impl Operator for Conv {
         }
         let (out, x, w) = (out.elements::<f32>(), x.elements::<f32>(), w.elements::<f32>());
         let bias = bias.map(|bias| bias.elements::<f32>());
+        let added = call.opt(3).filter(|_| self.is_fused).map(|added| added.elements::<f32>());
+        let done = |at: usize, part: &mut [f32]| {
+            if let Some(added) = added {
+                part.iter_mut().zip(&added[at..]).for_each(|(x, added)| *x += added);
+            }
+            self.finish.iter().for_each(|finish| finish.apply(part));
+        };
         if let Some(way) = Way::new(&sizes) {
-            convolve((&way, &sizes), out, x, (w, bias), call.scratch_of(), &|_, _| ());
-            Ok(())
+            convolve((&way, &sizes), out, x, (w, bias), call.scratch_of(), &done);
         } else {
-            unrolled(&sizes, out, (false, &plainly(&sizes, x)), w, bias, call.scratch())
+            unrolled(&sizes, out, (x.is_empty(), &plainly(&sizes, x)), w, bias, call.scratch())?;
+            done(0, out);
         }
+        Ok(())
     }
 }
 
@@ -158,7 +217,9 @@ enum Way {
 impl Way {
     /// `None` where it is not.
     fn new(sizes: &Sizes) -> Option<Self> {
-        if sizes.window.output() < FEW_PLACES {
+        if sizes.window.input() == 0 || sizes.depth() == 0 {
+            None
+        } else if sizes.window.output() < FEW_PLACES {
             Some(Self::Dots)
         } else {
             direct::Frame::new(sizes).map(Self::Direct)

@@ -65,6 +65,7 @@ mod scatter;
 mod select;
 mod shape;
 mod signal;
+mod skip_normalize;
 mod slabs;
 mod softmax;
 mod strided;
@@ -100,6 +101,9 @@ pub type Made = Option<Result<Box<dyn Operator>, String>>;
 
 /// The operator of a node.
 pub fn make(node: &Definition<'_>) -> Made {
+    if node.domain == "com.microsoft" {
+        return microsoft(node);
+    }
     if !matches!(node.domain, "" | "ai.onnx" | "ai.onnx.preview" | "ai.onnx.preview.training") {
         return None;
     }
@@ -147,6 +151,16 @@ pub fn make(node: &Definition<'_>) -> Made {
         variadic::make,
     ];
     FAMILIES.iter().find_map(|make| make(node))
+}
+
+/// Operators of ONNX Runtime's own domain: those that passes make, and some that its tools do.
+fn microsoft(node: &Definition<'_>) -> Made {
+    match node.op {
+        "FusedConv" => conv::make(node),
+        "Gelu" | "FastGelu" | "QuickGelu" => unary::make(node),
+        "SkipLayerNormalization" => skip_normalize::make(node),
+        _ => None,
+    }
 }
 
 /// Why types cannot be told.

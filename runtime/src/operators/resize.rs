@@ -194,7 +194,8 @@ impl Resize {
         let [region, scales, sizes] = self.inputs.map(given);
         let region = region.filter(|_| self.transform == Transform::Crop);
         let region = region.as_ref().map(floats).transpose()?;
-        let scales = scales.as_ref().map(floats).transpose()?.or(self.scales.as_deref().map(SmallVec::from_slice));
+        let scales =
+            scales.as_ref().map(floats).transpose()?.or(self.scales.as_deref().map(SmallVec::from_slice));
         let sizes = sizes.filter(|_| scales.is_none());
         let sizes = sizes.map(|sizes| ints(&sizes).ok_or("its sizes are no integers")).transpose()?;
         self.dims(call.input(0)?.shape, region.as_deref(), scales.as_deref(), sizes.as_deref())

@@ -28,6 +28,10 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "Elu" => Function::Elu { slope: 1.0, scale: alpha(1.0), rate: 1.0 },
         "Erf" => Function::Erf,
         "Exp" => Function::Exp,
+        "FastGelu" if node.inputs.iter().skip(1).any(|&there| there) => {
+            return Some(Err("with a bias it is not known".into()));
+        }
+        "FastGelu" => Function::TanhGelu,
         "Floor" => Function::Floor,
         "Gelu" => match attributes.text("approximate", "none") {
             "none" => Function::Gelu,
@@ -39,6 +43,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "LeakyRelu" => Function::LeakyRelu(alpha(0.01)),
         "Log" => Function::Log,
         "Mish" => Function::Mish,
+        "QuickGelu" => Function::Swish(alpha(1.702)),
         "Reciprocal" => Function::Reciprocal,
         "Round" => Function::Round,
         "Selu" => {

@@ -1,0 +1,167 @@
+//! A model's version of ai.onnx is raised, where that gains an operator and every node means the same in both.
+//!
+//! Of versions 11 and up; those before have other rules for more operators. What was told by an attribute and is by an input now gets one.
+
+use super::edit::Editor;
+use super::facts::Facts;
+use super::{layer_norm, product};
+use crate::graph::{Attribute, Graph, Node, Value};
+use crate::tensor::Tensor;
+use std::sync::Arc;
+
+/// The version that models are raised to: the first with `LayerNormalization`.
+pub(super) const RAISED: i64 = 17;
+/// The first version that models are raised from.
+const FIRST: i64 = 11;
+/// The first version whose `Softmax` takes one dimension, and that tells axes by inputs.
+const AXES_AS_INPUTS: i64 = 13;
+
+/// Operators that mean the same from version 11 to 17.
+const SAME: &[&str] = &[
+    "Abs",
+    "Add",
+    "And",
+    "ArgMax",
+    "ArgMin",
+    "AveragePool",
+    "BatchNormalization",
+    "Cast",
+    "Ceil",
+    "Clip",
+    "Concat",
+    "Constant",
+    "ConstantOfShape",
+    "Conv",
+    "ConvTranspose",
+    "Cos",
+    "DepthToSpace",
+    "Div",
+    "Elu",
+    "Equal",
+    "Erf",
+    "Exp",
+    "Expand",
+    "Flatten",
+    "Floor",
+    "Gather",
+    "GatherElements",
+    "Gemm",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+    "Greater",
+    "HardSigmoid",
+    "Identity",
+    "If",
+    "InstanceNormalization",
+    "LeakyRelu",
+    "Less",
+    "Log",
+    "Loop",
+    "LSTM",
+    "GRU",
+    "MatMul",
+    "Max",
+    "MaxPool",
+    "Mean",
+    "Min",
+    "Mul",
+    "Neg",
+    "NonZero",
+    "Not",
+    "Or",
+    "PRelu",
+    "Pad",
+    "Pow",
+    "Range",
+    "Reciprocal",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "Relu",
+    "Reshape",
+    "Resize",
+    "Shape",
+    "Sigmoid",
+    "Sin",
+    "Size",
+    "Slice",
+    "Softplus",
+    "Sqrt",
+    "Sub",
+    "Sum",
+    "Tanh",
+    "Tile",
+    "Transpose",
+    "Where",
+];
+
+/// The graph in the raised version; `None` where nothing is gained or something would be lost.
+pub(super) fn raise(graph: &Graph, from: i64) -> Option<Graph> {
+    ((FIRST..RAISED).contains(&from) && gains(graph, from)).then(|| raised(graph))?
+}
+
+/// Whether there is something in it that a newer operator does.
+fn gains(graph: &Graph, from: i64) -> bool {
+    let editor = Editor::new(graph.clone(), Facts::new(graph, &[]), from, 0, false);
+    from < 14 && product::has_hard_swish(&editor)
+        || layer_norm::has_some(&editor)
+        || graph.nodes.iter().flat_map(Node::graphs).any(|(_, inner)| gains(inner, from))
+}
+
+fn raised(graph: &Graph) -> Option<Graph> {
+    let mut made = Graph { nodes: Vec::new(), ..graph.clone() };
+    for node in &graph.nodes {
+        let mut node = node.clone();
+        if node.domain.is_empty() {
+            convert(&mut node, &mut made)?;
+            node.opset = RAISED;
+            let graphs: Vec<_> =
+                node.graphs().map(|(name, inner)| (name.to_owned(), raised(inner))).collect();
+            for (name, inner) in graphs {
+                node.attributes.0.insert(name, Attribute::Graph(Arc::new(inner?)));
+            }
+            node = node.remade()?;
+        }
+        made.nodes.push(node);
+    }
+    Some(made)
+}
+
+/// Says what a node says in the words of the raised version.
+fn convert(node: &mut Node, graph: &mut Graph) -> Option<()> {
+    let old = node.opset < AXES_AS_INPUTS;
+    match node.op_type.as_str() {
+        // Learning, it has more outputs.
+        "BatchNormalization" if node.output().is_none() => return None,
+        op if SAME.contains(&op) => {}
+        "Squeeze" | "Unsqueeze" | "ReduceSum" if old => as_input(node, "axes", graph),
+        "Split" if old => as_input(node, "split", graph),
+        "Squeeze" | "Unsqueeze" | "ReduceSum" | "Split" => {}
+        "Softmax" | "LogSoftmax" if old => {
+            // From the axis on all dimensions were one: the same where there is one only.
+            let axis = node.attributes.int("axis", 1);
+            let rank = node.input(0).and_then(|id| Facts::new(graph, &[]).rank(id));
+            if axis != -1 && rank.is_none_or(|rank| axis != rank as i64 - 1) {
+                return None;
+            }
+            node.attributes.0.insert("axis".into(), Attribute::Int(-1));
+        }
+        "Softmax" | "LogSoftmax" => {}
+        _ => return None,
+    }
+    Some(())
+}
+
+/// Integers of an attribute become the second input.
+fn as_input(node: &mut Node, attribute: &str, graph: &mut Graph) {
+    let Some(ints) = node.attributes.ints(attribute) else { return };
+    let Some(tensor) = Tensor::from_elements([ints.len()], &ints) else { return };
+    node.attributes.0.remove(attribute);
+    let mut name = format!("{}_{attribute}", node.name);
+    while graph.values.iter().any(|value| value.name == name) {
+        name.push('_');
+    }
+    node.inputs.truncate(1);
+    node.inputs.push(Some(graph.values.len()));
+    graph.values.push(Value { name, declared: None, constant: Some(Arc::new(tensor)) });
+}
