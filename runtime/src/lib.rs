@@ -7,6 +7,7 @@
 //! - [`Model`] reads a file, checks it, and finds the code of every node. Weights stay in the file, which is mapped.
 //! - [`Session`] plans the memory of a run for each set of input types: one arena, in which values lie that are not alive at
 //!   the same time, views lie where their sources lie, and outputs are written over inputs that nobody needs any more.
+//! - [`QuantizeDynamic`] writes a model whose weights have 8 bits.
 //!
 //! ```no_run
 //! use stepalloc_runtime::{Error, Model, Options, Session, Tensor};
@@ -32,6 +33,7 @@ mod onnx;
 mod operators;
 mod options;
 mod plan;
+mod quantize;
 mod run;
 mod session;
 mod tensor;
@@ -43,5 +45,6 @@ pub use graph::{Declared, Dim, Graph, Node, Value, ValueId};
 pub use onnx::{Model, read_tensor};
 pub use options::Options;
 pub use plan::{Figures, Sharing};
+pub use quantize::{Left, QuantizeDynamic, Quantized, WeightType};
 pub use session::{Session, Statistics};
 pub use tensor::{Tensor, Type, View, ViewMut};

@@ -3,6 +3,7 @@
 mod infer;
 mod inputs;
 mod inspect;
+mod quantize;
 mod test;
 
 use crate::USAGE;
@@ -16,6 +17,7 @@ use std::process::ExitCode;
     after_help = "Examples:
   stepalloc model infer net.onnx --shape x=1x3x224x224   run it on random numbers
   stepalloc model inspect net.onnx                       what is in it, and what memory a run takes
+  stepalloc model quantize net.onnx -o net.int8.onnx     give it weights of 8 bits
   stepalloc model test tests/node tests/light            run directories in ONNX's test layout"
 )]
 pub(crate) struct Arguments {
@@ -29,6 +31,8 @@ enum Command {
     Infer(infer::Arguments),
     /// Say what is in a model, and what memory a run takes
     Inspect(inspect::Arguments),
+    /// Give a model weights of 8 bits
+    Quantize(quantize::Arguments),
     /// Run directories in the layout of ONNX's own tests, and compare what comes out
     Test(test::Arguments),
 }
@@ -37,6 +41,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
     let done = match arguments.command {
         Command::Infer(arguments) => infer::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Quantize(arguments) => quantize::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
     };
     done.unwrap_or_else(|error| {
