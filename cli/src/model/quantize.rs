@@ -84,11 +84,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     if let Some(json) = json {
         let nodes = |op: &str, node: &str| json!({"op": op, "node": node});
         let quantized: Vec<_> = done.nodes.iter().map(|(op, node)| nodes(op, node)).collect();
-        let left: Vec<_> = done
-            .left
-            .iter()
-            .map(|left| json!({"op": left.op, "node": left.node, "why": left.why}))
-            .collect();
+        let left: Vec<_> =
+            done.left.iter().map(|left| json!({"op": left.op, "node": left.node, "why": left.why})).collect();
         let text = json!({
             "model": arguments.model.display().to_string(),
             "quantized": quantized,

@@ -49,6 +49,7 @@ mod numeric;
 mod optimize;
 mod pool;
 mod quantize;
+mod quantized_lstm;
 mod radix;
 mod random;
 mod real;
@@ -98,6 +99,9 @@ pub type Made = Option<Result<Box<dyn Operator>, String>>;
 
 /// The operator of a node.
 pub fn make(node: &Definition<'_>) -> Made {
+    if node.domain == "com.microsoft" {
+        return quantized_lstm::make(node);
+    }
     if !matches!(node.domain, "" | "ai.onnx" | "ai.onnx.preview" | "ai.onnx.preview.training") {
         return None;
     }

@@ -6,7 +6,10 @@ use crate::onnx::tensors::tensor;
 use crate::tensor::View;
 
 /// Replaces every Gemm that is a product and a sum, but those that are excluded by name; MatMuls come with the name of their Gemm.
-pub(super) fn replace(rewriter: &mut Rewriter<'_>, nodes: Vec<NodeProto>) -> Vec<(NodeProto, Option<String>)> {
+pub(super) fn replace(
+    rewriter: &mut Rewriter<'_>,
+    nodes: Vec<NodeProto>,
+) -> Vec<(NodeProto, Option<String>)> {
     let mut made = Vec::with_capacity(nodes.len());
     for node in nodes {
         let plain = node.domain.as_deref().is_none_or(|domain| matches!(domain, "" | "ai.onnx"));
@@ -26,7 +29,8 @@ fn split(rewriter: &mut Rewriter<'_>, node: &NodeProto) -> Option<Vec<(NodeProto
     let (Some(a), Some(b), Some(y)) = (node.input.first(), node.input.get(1), node.output.first()) else {
         return None;
     };
-    if factor("alpha") != 1.0 || factor("beta") != 1.0 || is_set("transA") || rewriter.options.excludes(node) {
+    if factor("alpha") != 1.0 || factor("beta") != 1.0 || is_set("transA") || rewriter.options.excludes(node)
+    {
         return None;
     }
     let name = node.name.clone().unwrap_or_default();

@@ -39,6 +39,8 @@ pub(super) struct Level {
     eights: HashMap<String, Eight>,
     /// Transposed copies of initializers.
     pub transposed: HashMap<String, String>,
+    /// Weights of LSTM in 8 bits.
+    pub recurrent: HashMap<String, [String; 3]>,
     nodes: Vec<NodeProto>,
 }
 
@@ -100,9 +102,10 @@ impl Rewriter<'_> {
             let Some(name) = name.cloned().filter(|_| node.op_type.as_deref() == Some("Constant")) else {
                 return true;
             };
-            let made = node.attribute.iter_mut().find_map(|attribute| {
-                attribute.t.take_if(|made| made.data_type == Some(FLOAT))
-            });
+            let made = node
+                .attribute
+                .iter_mut()
+                .find_map(|attribute| attribute.t.take_if(|made| made.data_type == Some(FLOAT)));
             let Some(made) = made else { return true };
             level.add(TensorProto { name: Some(name), ..made });
             false
@@ -218,7 +221,7 @@ impl Rewriter<'_> {
     }
 
     /// Sees to it that a value is there as f32, for what is behind.
-    fn float(&mut self, name: &str) {
+    pub(super) fn float(&mut self, name: &str) {
         let opset = self.opset;
         let Some(eight) = self.here().and_then(|level| level.eights.get_mut(name)) else { return };
         // An initializer stays as it is then.
@@ -262,7 +265,8 @@ impl Rewriter<'_> {
             float: false,
         };
         let dtype = Some(scheme.ty.dtype() as i32);
-        let tensor = |name: &str, dims| TensorProto { name: Some(name.into()), dims, ..TensorProto::default() };
+        let tensor =
+            |name: &str, dims| TensorProto { name: Some(name.into()), dims, ..TensorProto::default() };
         let level = self.level_of(name).unwrap_or_default();
         let at = &mut self.levels[level];
         at.add(TensorProto {
@@ -281,7 +285,7 @@ impl Rewriter<'_> {
     }
 
     /// An initializer in f32.
-    fn read(&mut self, name: &str) -> Result<Tensor, String> {
+    pub(super) fn read(&mut self, name: &str) -> Result<Tensor, String> {
         let level = self.level_of(name).map(|level| &self.levels[level]);
         let Some((level, &place)) = level.and_then(|level| Some((level, level.places.get(name)?))) else {
             return Err(format!("{name} is computed"));

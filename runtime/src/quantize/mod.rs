@@ -235,7 +235,10 @@ impl QuantizeDynamic {
     fn wants(&self, node: &NodeProto, gemm: Option<&str>) -> bool {
         let op = node.op_type.as_deref().unwrap_or_default();
         let is_gemm = op == "Gemm" || gemm.is_some();
-        let asked = self.op_types.iter().any(|asked| asked == op || is_gemm && (asked == "Gemm" || asked == "MatMul"));
+        let asked = self
+            .op_types
+            .iter()
+            .any(|asked| asked == op || is_gemm && (asked == "Gemm" || asked == "MatMul"));
         let names = [Some(called(node)), gemm];
         let listed = self.only.iter().any(|name| names.contains(&Some(name)));
         (self.op_types.is_empty() || asked) && (self.only.is_empty() || listed) && !self.excludes(node)

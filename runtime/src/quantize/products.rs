@@ -14,7 +14,8 @@ impl Rewriter<'_> {
 
     /// Conv -> DynamicQuantizeLinear, ConvInteger, Cast, Mul, and Add for the bias. Weights have one scale.
     pub(super) fn conv(&mut self, node: &NodeProto) -> Result<(), Why> {
-        let rank = node.input.get(1).and_then(|name| self.initializer(name)).map_or(0, |tensor| tensor.dims.len());
+        let rank =
+            node.input.get(1).and_then(|name| self.initializer(name)).map_or(0, |tensor| tensor.dims.len());
         if rank < 3 {
             let weights = node.input.get(1).map_or("", String::as_str);
             return Err(Some(format!("{weights} is computed")));

@@ -1,7 +1,9 @@
 //! Models to files: all or nothing, with tensors beside the model where one message cannot hold them.
 
 use crate::error::Error;
-use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto};
+use crate::onnx::proto::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto,
+};
 use crate::onnx::tensors::{EXTERNAL, Folder, external};
 use prost::Message;
 use std::io::{self, BufWriter, Read, Write};
@@ -37,7 +39,8 @@ fn of_nodes(
     nodes: &mut [NodeProto],
     each: &mut dyn FnMut(&mut TensorProto) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    for AttributeProto { t, tensors, g, graphs, .. } in nodes.iter_mut().flat_map(|node| &mut node.attribute) {
+    for AttributeProto { t, tensors, g, graphs, .. } in nodes.iter_mut().flat_map(|node| &mut node.attribute)
+    {
         t.iter_mut().chain(tensors).try_for_each(&mut *each)?;
         g.iter_mut().chain(graphs).try_for_each(|graph| of_graph(graph, each))?;
     }
@@ -52,7 +55,8 @@ pub(super) fn gather(model: &mut ModelProto, folder: &mut Folder) -> Result<u64,
             return Ok(());
         }
         let name = tensor.name.clone().unwrap_or_default();
-        let bytes = external(tensor, folder).map_err(|what| Error::model(format!("tensor {name}: {what}")))?;
+        let bytes =
+            external(tensor, folder).map_err(|what| Error::model(format!("tensor {name}: {what}")))?;
         beside += bytes.len() as u64;
         tensor.raw_data = Some(bytes);
         tensor.data_location = None;
@@ -72,7 +76,8 @@ pub(super) fn save(mut model: ModelProto, path: &Path, most: usize) -> Result<u6
     let (mut parts, mut end) = (Vec::new(), 0u64);
     tensors(&mut model, &mut |tensor| {
         let Some(bytes) = tensor.raw_data.take_if(|bytes| bytes.len() >= LEAST) else { return Ok(()) };
-        let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
+        let entry =
+            |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
         let offset = end.next_multiple_of(ALIGN);
         tensor.data_location = Some(EXTERNAL);
         tensor.external_data = vec![
@@ -107,7 +112,8 @@ fn put(path: &Path, write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> 
     let mut written = || {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
-        let file = tempfile::Builder::new().prefix(".stepalloc-").permissions(permissions).tempfile_in(folder)?;
+        let file =
+            tempfile::Builder::new().prefix(".stepalloc-").permissions(permissions).tempfile_in(folder)?;
         let mut out = BufWriter::new(file);
         write(&mut out)?;
         let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
