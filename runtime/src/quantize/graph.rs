@@ -41,6 +41,8 @@ pub(super) struct Level {
     pub transposed: HashMap<String, String>,
     /// Weights of LSTM in 8 bits.
     pub recurrent: HashMap<String, [String; 3]>,
+    /// Products of two scales, by the names of the node and the scales.
+    products: HashMap<[String; 3], String>,
     nodes: Vec<NodeProto>,
 }
 
@@ -153,6 +155,8 @@ impl Rewriter<'_> {
                 "LSTM" => self.lstm(&node),
                 _ => Err(None),
             }
+        } else if !plain && matches!(op.as_str(), "Attention" | "EmbedLayerNormalization") {
+            Err(Some("operators of other domains are not known to the quantizer".into()))
         } else {
             Err(None)
         };
@@ -322,7 +326,7 @@ impl Rewriter<'_> {
         Ok(eight)
     }
 
-    /// Sums of products of 8 bits as f32: a Cast, and factors of both scales. Returns nothing: `output` is made.
+    /// Makes `output` of sums of products of 8 bits: a Cast to f32, times both scales.
     pub(super) fn scaled(&mut self, sums: &str, by: [&Eight; 2], output: &str, integer: &str) {
         let float = self.names.value(&format!("{sums}_cast_output"));
         let mut cast = make("Cast", &[sums], &[&float], "");
@@ -334,16 +338,15 @@ impl Rewriter<'_> {
             "" => format!("{}_{}_mul", a.scale, b.scale),
             integer => format!("{integer}_scales_mul"),
         };
-        let made = self.here().and_then(|level| {
-            let same = |node: &&NodeProto| node.input == [&a.scale[..], &b.scale[..]];
-            let named = |node: &&NodeProto| node.name.as_ref() == Some(&wanted);
-            level.nodes.iter().rev().find(|node| named(node) && same(node))
-        });
-        let scales = match made.and_then(|node| node.output.first().cloned()) {
+        let key = [wanted.as_str(), &a.scale, &b.scale].map(str::to_owned);
+        let scales = match self.here().and_then(|level| level.products.get(&key).cloned()) {
             Some(made) => made,
             None => {
                 let made = self.names.value(&format!("{wanted}:0"));
                 self.emit("Mul", &[&a.scale, &b.scale], &[&made], &wanted);
+                if let Some(level) = self.here() {
+                    level.products.insert(key, made.clone());
+                }
                 made
             }
         };

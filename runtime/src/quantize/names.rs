@@ -1,13 +1,32 @@
 //! Names of a model: new ones that nobody has, and initializers that nobody takes.
 
 use crate::onnx::proto::{GraphProto, NodeProto};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Names in use anywhere in a model.
 #[derive(Default)]
 pub(super) struct Names {
-    values: HashSet<String>,
-    nodes: HashSet<String>,
+    values: Used,
+    nodes: Used,
+}
+
+#[derive(Default)]
+struct Used {
+    names: HashSet<String>,
+    /// The last number at the end of each name that was wanted more than once.
+    numbers: HashMap<String, u64>,
+}
+
+impl Used {
+    fn fresh(&mut self, wanted: &str) -> String {
+        let mut name = wanted.to_owned();
+        while !self.names.insert(name.clone()) {
+            let number = self.numbers.entry(wanted.to_owned()).or_default();
+            *number += 1;
+            name = format!("{wanted}_{number}");
+        }
+        name
+    }
 }
 
 impl Names {
@@ -20,31 +39,23 @@ impl Names {
     fn collect(&mut self, graph: &GraphProto) {
         let values = graph.input.iter().chain(&graph.output).map(|value| &value.name);
         let tensors = graph.initializer.iter().map(|tensor| &tensor.name);
-        self.values.extend(values.chain(tensors).flatten().cloned());
+        self.values.names.extend(values.chain(tensors).flatten().cloned());
         for node in &graph.node {
-            self.values.extend(node.input.iter().chain(&node.output).cloned());
-            self.nodes.extend(node.name.clone());
+            self.values.names.extend(node.input.iter().chain(&node.output).cloned());
+            self.nodes.names.extend(node.name.clone());
             graphs(node).for_each(|graph| self.collect(graph));
         }
     }
 
     /// A name for a value: as wanted, or with a number at its end.
     pub(super) fn value(&mut self, wanted: &str) -> String {
-        fresh(&mut self.values, wanted)
+        self.values.fresh(wanted)
     }
 
     /// A name for a node: as wanted, or with a number at its end.
     pub(super) fn node(&mut self, wanted: &str) -> String {
-        fresh(&mut self.nodes, wanted)
+        self.nodes.fresh(wanted)
     }
-}
-
-fn fresh(used: &mut HashSet<String>, wanted: &str) -> String {
-    let numbered = (1u64..).map(|number| format!("{wanted}_{number}"));
-    let free = std::iter::once(wanted.to_owned()).chain(numbered).find(|name| !used.contains(name));
-    let name = free.unwrap_or_default();
-    used.insert(name.clone());
-    name
 }
 
 /// Graphs within a node.
