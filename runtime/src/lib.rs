@@ -8,6 +8,7 @@
 //! - [`Model::optimize`] makes a model of fewer nodes from it, and [`Model::save`] writes it.
 //! - [`Session`] plans the memory of a run for each set of input types: one arena, in which values lie that are not alive at
 //!   the same time, views lie where their sources lie, and outputs are written over inputs that nobody needs any more.
+//! - [`QuantizeDynamic`] writes a model whose weights have 8 bits.
 //!
 //! ```no_run
 //! use stepalloc_runtime::{Error, Model, Options, Session, Tensor};
@@ -34,6 +35,7 @@ mod operators;
 mod options;
 mod passes;
 mod plan;
+mod quantize;
 mod run;
 mod session;
 mod tensor;
@@ -47,6 +49,7 @@ pub use onnx::{Model, read_tensor};
 pub use options::Options;
 pub use passes::{Changes, Level, Optimization, PASSES, Pass};
 pub use plan::{Figures, Sharing};
+pub use quantize::{Left, QuantizeDynamic, Quantized, WeightType};
 pub use session::{Session, Statistics};
 pub use tensor::{Tensor, Type, View, ViewMut};
 pub use watch::{Cancel, NodeProfile, Profile, RunOptions};

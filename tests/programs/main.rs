@@ -6,6 +6,7 @@
 //! | `contract` | does a C program get from it what it gets from glibc's malloc, in every phase? |
 //! | `run`, `plan`, `demo` | does the command keep its contract? |
 //! | `model` | are models computed as ONNX's own tests say, in the memory that was planned? |
+//! | `quantize` | are models with weights of 8 bits valid, smaller, and near to what they were? |
 //! | `pytorch` | are unmodified trainings planned, without another result? |
 //! | `report` | is what is seen of runs and plans right, and shown by a browser? |
 //! | `batches` | and are they planned again when the batch size changes? |
@@ -26,6 +27,7 @@ mod model;
 mod plan;
 mod process;
 mod pytorch;
+mod quantize;
 mod ranks;
 mod report;
 mod run;

@@ -34,15 +34,21 @@ fn exported() -> Option<&'static Exported> {
         Some(Exported { directory })
     });
     if made.is_none() {
-        let missing = "no python3 on the path has the package onnx (PyPI), or ../shared is not there";
-        let required = std::env::var_os("STEPALLOC_REQUIRE_ONNX").is_some_and(|value| value == "1");
-        assert!(!required, "{missing}, and STEPALLOC_REQUIRE_ONNX=1");
-        process::skip(missing);
+        without_onnx();
     }
     made.as_ref()
 }
 
-fn python() -> Option<PathBuf> {
+/// Skips a test that needs the package onnx, or fails it where that is asked for.
+pub(crate) fn without_onnx() {
+    let missing = "no python3 on the path has the package onnx (PyPI), or ../shared is not there";
+    let required = std::env::var_os("STEPALLOC_REQUIRE_ONNX").is_some_and(|value| value == "1");
+    assert!(!required, "{missing}, and STEPALLOC_REQUIRE_ONNX=1");
+    process::skip(missing);
+}
+
+/// A python3 that has the package onnx.
+pub(crate) fn python() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|place| place.join("python3")).find(|python| {
         python.is_file() && finish(process::command(python).args(["-c", "import onnx"])).status == 0
@@ -50,7 +56,7 @@ fn python() -> Option<PathBuf> {
 }
 
 /// `stepalloc model ARGUMENTS`.
-fn model<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Ended {
+pub(crate) fn model<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Ended {
     finish(&mut stepalloc(std::iter::once("model").chain(arguments)))
 }
 

@@ -6,6 +6,7 @@ mod inspect;
 mod optimize;
 mod passes;
 mod profile;
+mod quantize;
 mod test;
 
 use crate::USAGE;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
   stepalloc model infer net.onnx --shape x=1x3x224x224   run it on random numbers
   stepalloc model inspect net.onnx                       what is in it, and what memory a run takes
   stepalloc model optimize net.onnx -o small.onnx        write it with fewer nodes
+  stepalloc model quantize net.onnx -o net.int8.onnx     give it weights of 8 bits
   stepalloc model test tests/node tests/light            run directories in ONNX's test layout"
 )]
 pub(crate) struct Arguments {
@@ -35,6 +37,8 @@ enum Command {
     Inspect(inspect::Arguments),
     /// Write a model with fewer nodes that computes the same but for rounding
     Optimize(optimize::Arguments),
+    /// Give a model weights of 8 bits
+    Quantize(quantize::Arguments),
     /// Run directories in the layout of ONNX's own tests, and compare what comes out
     Test(test::Arguments),
 }
@@ -44,6 +48,7 @@ pub(crate) fn main(arguments: Arguments) -> ExitCode {
         Command::Infer(arguments) => infer::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Optimize(arguments) => optimize::run(&arguments),
+        Command::Quantize(arguments) => quantize::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
     };
     done.unwrap_or_else(|error| {

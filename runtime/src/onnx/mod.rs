@@ -5,7 +5,7 @@ mod functions;
 pub(crate) mod proto;
 mod read;
 mod save;
-mod tensors;
+pub(crate) mod tensors;
 mod write;
 
 pub use read::Model;

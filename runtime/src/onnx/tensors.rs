@@ -11,7 +11,7 @@ use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
 /// `TensorProto.DataLocation.EXTERNAL`.
-const EXTERNAL: i32 = 1;
+pub(crate) const EXTERNAL: i32 = 1;
 
 /// Reads a serialized `TensorProto`, as ONNX's test data are kept. Returns its name and itself.
 pub fn read_tensor(bytes: Bytes) -> Result<(String, Tensor), String> {
@@ -22,14 +22,14 @@ pub fn read_tensor(bytes: Bytes) -> Result<(String, Tensor), String> {
 
 /// The folder of a model, and the files mapped from it.
 #[derive(Default)]
-pub(super) struct Folder {
+pub(crate) struct Folder {
     /// `None` where the model came from memory.
     pub path: Option<PathBuf>,
     mapped: HashMap<PathBuf, Bytes>,
 }
 
 impl Folder {
-    pub(super) fn new(path: Option<PathBuf>) -> Self {
+    pub(crate) fn new(path: Option<PathBuf>) -> Self {
         Self { path, mapped: HashMap::new() }
     }
 
@@ -60,7 +60,7 @@ impl Folder {
 }
 
 /// Maps a file.
-pub(super) fn map(path: &Path) -> std::io::Result<Bytes> {
+pub(crate) fn map(path: &Path) -> std::io::Result<Bytes> {
     let file = File::open(path)?;
     if file.metadata()?.len() == 0 {
         return Ok(Bytes::new());
@@ -72,27 +72,11 @@ pub(super) fn map(path: &Path) -> std::io::Result<Bytes> {
 }
 
 /// The tensor of a message, with its elements where they are in the message or the file if they may lie there.
-pub(super) fn tensor(proto: &TensorProto, folder: &mut Folder) -> Result<Tensor, String> {
-    let number = proto.data_type.unwrap_or_default();
-    let dtype = DataType::from_onnx(number).ok_or_else(|| format!("element type {number} is not known"))?;
-    let shape: Option<Vec<_>> = proto.dims.iter().map(|&dim| usize::try_from(dim).ok()).collect();
-    let ty = shape
-        .and_then(|shape| Type::new(dtype, shape))
-        .ok_or_else(|| format!("its shape {:?} cannot be", proto.dims))?;
-    let in_file = (ty.elements() as u128 * dtype.file_bits() as u128).div_ceil(8) as usize;
+pub(crate) fn tensor(proto: &TensorProto, folder: &mut Folder) -> Result<Tensor, String> {
+    let ty = ty(proto)?;
+    let in_file = in_file(&ty);
     let raw = if proto.data_location == Some(EXTERNAL) {
-        let entry = |key: &str| {
-            let found = proto.external_data.iter().find(|entry| entry.key.as_deref() == Some(key));
-            found.and_then(|entry| entry.value.as_deref())
-        };
-        let number = |key: &str| {
-            let value =
-                entry(key).map(|text| text.parse::<usize>().map_err(|_| format!("its {key} is {text:?}")));
-            value.transpose()
-        };
-        let location = entry("location").ok_or("its file has no name")?;
-        let length = number("length")?.unwrap_or(in_file);
-        Some(folder.part(location, number("offset")?.unwrap_or(0), Some(length))?)
+        Some(external(proto, folder)?)
     } else {
         proto.raw_data.clone()
     };
@@ -106,6 +90,38 @@ pub(super) fn tensor(proto: &TensorProto, folder: &mut Folder) -> Result<Tensor,
         }
         _ => from_fields(ty, proto),
     }
+}
+
+fn ty(proto: &TensorProto) -> Result<Type, String> {
+    let number = proto.data_type.unwrap_or_default();
+    let dtype = DataType::from_onnx(number).ok_or_else(|| format!("element type {number} is not known"))?;
+    let shape: Option<Vec<_>> = proto.dims.iter().map(|&dim| usize::try_from(dim).ok()).collect();
+    let ty = shape.and_then(|shape| Type::new(dtype, shape));
+    ty.ok_or_else(|| format!("its shape {:?} cannot be", proto.dims))
+}
+
+/// Bytes of a tensor in a file.
+fn in_file(ty: &Type) -> usize {
+    (ty.elements() as u128 * ty.dtype.file_bits() as u128).div_ceil(8) as usize
+}
+
+/// The elements of a tensor that are in a file beside the model.
+pub(crate) fn external(proto: &TensorProto, folder: &mut Folder) -> Result<Bytes, String> {
+    let entry = |key: &str| {
+        let found = proto.external_data.iter().find(|entry| entry.key.as_deref() == Some(key));
+        found.and_then(|entry| entry.value.as_deref())
+    };
+    let number = |key: &str| {
+        let value =
+            entry(key).map(|text| text.parse::<usize>().map_err(|_| format!("its {key} is {text:?}")));
+        value.transpose()
+    };
+    let location = entry("location").ok_or("its file has no name")?;
+    let length = match number("length")? {
+        Some(length) => Some(length),
+        None => ty(proto).ok().map(|ty| in_file(&ty)),
+    };
+    folder.part(location, number("offset")?.unwrap_or(0), length)
 }
 
 fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, String> {

@@ -51,6 +51,7 @@ mod numeric;
 mod optimize;
 mod pool;
 mod quantize;
+mod quantized_lstm;
 mod radix;
 mod random;
 mod real;
@@ -158,6 +159,7 @@ fn microsoft(node: &Definition<'_>) -> Made {
     match node.op {
         "FusedConv" => conv::make(node),
         "Gelu" | "FastGelu" | "QuickGelu" => unary::make(node),
+        "DynamicQuantizeLSTM" => quantized_lstm::make(node),
         "SkipLayerNormalization" => skip_normalize::make(node),
         _ => None,
     }

@@ -1,0 +1,125 @@
+//! Models to files: all or nothing, with tensors beside the model where one message cannot hold them.
+
+use crate::error::Error;
+use crate::onnx::proto::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto,
+};
+use crate::onnx::tensors::{EXTERNAL, Folder, external};
+use prost::Message;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// A protobuf message is shorter than 2 GiB.
+pub(super) const MOST: usize = i32::MAX as usize;
+/// Tensors that are shorter stay in the model: ONNX's own writer does it so.
+const LEAST: usize = 1024;
+/// Where tensors begin in a file of their own: a page, so that each can be mapped.
+const ALIGN: u64 = 4096;
+
+/// Calls `each` with every tensor of a model.
+fn tensors(
+    model: &mut ModelProto,
+    each: &mut dyn FnMut(&mut TensorProto) -> Result<(), Error>,
+) -> Result<(), Error> {
+    model.graph.iter_mut().try_for_each(|graph| of_graph(graph, each))?;
+    model.functions.iter_mut().try_for_each(|function| of_nodes(&mut function.node, each))
+}
+
+fn of_graph(
+    graph: &mut GraphProto,
+    each: &mut dyn FnMut(&mut TensorProto) -> Result<(), Error>,
+) -> Result<(), Error> {
+    graph.initializer.iter_mut().try_for_each(&mut *each)?;
+    let sparse = graph.sparse_initializer.iter_mut();
+    sparse.flat_map(|sparse| [&mut sparse.values, &mut sparse.indices]).flatten().try_for_each(&mut *each)?;
+    of_nodes(&mut graph.node, each)
+}
+
+fn of_nodes(
+    nodes: &mut [NodeProto],
+    each: &mut dyn FnMut(&mut TensorProto) -> Result<(), Error>,
+) -> Result<(), Error> {
+    for AttributeProto { t, tensors, g, graphs, .. } in nodes.iter_mut().flat_map(|node| &mut node.attribute)
+    {
+        t.iter_mut().chain(tensors).try_for_each(&mut *each)?;
+        g.iter_mut().chain(graphs).try_for_each(|graph| of_graph(graph, each))?;
+    }
+    Ok(())
+}
+
+/// Takes the elements of all tensors into the message, as parts of mapped files. Returns how many bytes were beside it.
+pub(super) fn gather(model: &mut ModelProto, folder: &mut Folder) -> Result<u64, Error> {
+    let mut beside = 0;
+    tensors(model, &mut |tensor| {
+        if tensor.data_location != Some(EXTERNAL) {
+            return Ok(());
+        }
+        let name = tensor.name.clone().unwrap_or_default();
+        let bytes =
+            external(tensor, folder).map_err(|what| Error::model(format!("tensor {name}: {what}")))?;
+        beside += bytes.len() as u64;
+        tensor.raw_data = Some(bytes);
+        tensor.data_location = None;
+        tensor.external_data.clear();
+        Ok(())
+    })?;
+    Ok(beside)
+}
+
+/// Writes a model; where it would have more than `most` bytes, with its tensors in PATH.data. Returns the bytes of both.
+pub(super) fn save(mut model: ModelProto, path: &Path, most: usize) -> Result<u64, Error> {
+    if model.encoded_len() <= most {
+        return put(path, &mut |file| file.write_all(&model.encode_to_vec()));
+    }
+    let data = PathBuf::from(format!("{}.data", path.display()));
+    let location = data.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let (mut parts, mut end) = (Vec::new(), 0u64);
+    tensors(&mut model, &mut |tensor| {
+        let Some(bytes) = tensor.raw_data.take_if(|bytes| bytes.len() >= LEAST) else { return Ok(()) };
+        let entry =
+            |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
+        let offset = end.next_multiple_of(ALIGN);
+        tensor.data_location = Some(EXTERNAL);
+        tensor.external_data = vec![
+            entry("location", location.clone()),
+            entry("offset", offset.to_string()),
+            entry("length", bytes.len().to_string()),
+        ];
+        end = offset + bytes.len() as u64;
+        parts.push((offset, bytes));
+        Ok(())
+    })?;
+    let left = model.encoded_len();
+    if left > most {
+        return Err(Error::model(format!(
+            "without its tensors it would have {left} bytes, and a message has at most {most}"
+        )));
+    }
+    let beside = put(&data, &mut |file| {
+        let mut at = 0;
+        for (offset, bytes) in &parts {
+            io::copy(&mut io::repeat(0).take(offset - at), file)?;
+            file.write_all(bytes)?;
+            at = offset + bytes.len() as u64;
+        }
+        Ok(())
+    })?;
+    Ok(beside + put(path, &mut |file| file.write_all(&model.encode_to_vec()))?)
+}
+
+/// Writes a file: who opens it sees the old one or the new one. Returns its length.
+fn put(path: &Path, write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> Result<u64, Error> {
+    let mut written = || {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+        let file =
+            tempfile::Builder::new().prefix(".stepalloc-").permissions(permissions).tempfile_in(folder)?;
+        let mut out = BufWriter::new(file);
+        write(&mut out)?;
+        let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        let length = file.as_file().metadata()?.len();
+        file.persist(path).map_err(|error| error.error)?;
+        Ok(length)
+    };
+    written().map_err(|source| Error::File { path: path.into(), source })
+}
