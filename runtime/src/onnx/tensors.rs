@@ -60,7 +60,7 @@ impl Folder {
 }
 
 /// Maps a file.
-pub(super) fn map(path: &Path) -> std::io::Result<Bytes> {
+pub(crate) fn map(path: &Path) -> std::io::Result<Bytes> {
     let file = File::open(path)?;
     if file.metadata()?.len() == 0 {
         return Ok(Bytes::new());

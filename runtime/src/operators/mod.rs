@@ -98,7 +98,9 @@ pub type Made = Option<Result<Box<dyn Operator>, String>>;
 
 /// The operator of a node.
 pub fn make(node: &Definition<'_>) -> Made {
-    if !matches!(node.domain, "" | "ai.onnx" | "ai.onnx.preview" | "ai.onnx.preview.training") {
+    // Of ONNX Runtime's own operators one is known: a product of matrices that are given turned.
+    let is_fused = (node.domain, node.op) == ("com.microsoft", "FusedMatMul");
+    if !is_fused && !matches!(node.domain, "" | "ai.onnx" | "ai.onnx.preview" | "ai.onnx.preview.training") {
         return None;
     }
     const FAMILIES: &[fn(&Definition<'_>) -> Made] = &[
