@@ -7,5 +7,5 @@ mod read;
 mod tensors;
 
 pub use read::Model;
-pub(crate) use tensors::map;
 pub use tensors::read_tensor;
+pub(crate) use tensors::{from_raw, map};

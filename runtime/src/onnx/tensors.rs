@@ -98,18 +98,18 @@ pub(super) fn tensor(proto: &TensorProto, folder: &mut Folder) -> Result<Tensor,
     };
     match raw {
         // Writers give an empty field beside one of the others.
-        Some(raw) if !raw.is_empty() || ty.elements() == 0 => {
-            if raw.len() != in_file {
-                return Err(format!("{ty} has {} bytes instead of {in_file}", raw.len()));
-            }
-            from_raw(ty, raw)
-        }
+        Some(raw) if !raw.is_empty() || ty.elements() == 0 => from_raw(ty, raw),
         _ => from_fields(ty, proto),
     }
 }
 
-fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, String> {
+/// A tensor of the bytes that files have for its elements.
+pub(crate) fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, String> {
     let bits = ty.dtype.file_bits();
+    let in_file = (ty.elements() as u128 * bits as u128).div_ceil(8);
+    if raw.len() as u128 != in_file {
+        return Err(format!("{ty} has {} bytes instead of {in_file}", raw.len()));
+    }
     if bits < 8 {
         let mut tensor = Tensor::zeroed(ty);
         unpack(bits, &raw, tensor.view_mut().bytes);

@@ -1,7 +1,8 @@
-//! Layers with graphs of their own: `If`.
+//! Layers with graphs of their own: `If`, and those of `iterate`.
 
 use super::build::With;
 use super::convert::Conversion;
+use super::iterate;
 use super::read::{Reader, wrong};
 use super::xml::{Net, children, number};
 use crate::error::Error;
@@ -11,7 +12,7 @@ use std::collections::HashMap;
 
 /// Whether an operation has graphs of its own, and is known here.
 pub(super) fn is_known(kind: &str) -> bool {
-    kind == "If"
+    matches!(kind, "If" | "Loop" | "TensorIterator")
 }
 
 /// What a layer makes.
@@ -21,6 +22,9 @@ pub(super) fn convert(
     depth: usize,
 ) -> Result<Vec<Option<ValueId>>, Error> {
     let layer = call.layer;
+    if layer.kind != "If" {
+        return iterate::convert(call, reader, depth);
+    }
     let wrong = |what: String| wrong(layer, what);
     let condition = call.input(0).map_err(wrong)?;
     // Captures are in the order of the attributes' names.

@@ -6,6 +6,7 @@
 mod build;
 mod control;
 mod convert;
+mod iterate;
 mod read;
 mod weights;
 mod xml;

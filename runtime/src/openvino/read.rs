@@ -168,6 +168,35 @@ impl Body {
         made[0].ok_or_else(|| "it makes nothing".into())
     }
 
+    /// A list of integers that is always the same.
+    pub(super) fn list(&mut self, values: &[i64]) -> Result<ValueId, String> {
+        let tensor = match values {
+            [] => Tensor::from_elements::<i64>([0], &[]),
+            values => Tensor::from_elements([values.len()], values),
+        };
+        Ok(self.builder.constant("list", Arc::new(tensor.ok_or("a list is too long")?)))
+    }
+
+    /// One more node.
+    pub(super) fn op(&mut self, op: &str, inputs: &[Option<ValueId>], with: With) -> Result<ValueId, String> {
+        let made = self.builder.node("body", op, inputs, Vec::new(), with, &[true])?;
+        made[0].ok_or_else(|| "it makes nothing".into())
+    }
+
+    /// One more node, which makes a value that is there and was made by none.
+    pub(super) fn op_into(
+        &mut self,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        with: With,
+        id: ValueId,
+    ) -> Result<(), String> {
+        self.op(op, inputs, with)?;
+        let node = self.builder.graph.nodes.last_mut().ok_or("it makes nothing")?;
+        node.outputs = vec![Some(id)];
+        Ok(())
+    }
+
     /// Makes each result a value of its own, which some node makes: graphs within layers end so.
     pub(super) fn part_results(&mut self) -> Result<(), String> {
         for at in 0..self.results.len() {

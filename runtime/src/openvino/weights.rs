@@ -1,7 +1,8 @@
-//! The elements of constants: parts of the file .bin.
+//! The elements of constants: parts of the file .bin. Those of less than a byte are copied, and take a byte each.
 
 use super::xml::{Layer, dtype};
 use crate::element::DataType;
+use crate::onnx::from_raw;
 use crate::tensor::{Tensor, Type};
 use prost::bytes::Bytes;
 
@@ -18,13 +19,9 @@ pub(super) fn constant(layer: &Layer<'_>, weights: &Bytes) -> Result<Tensor, Str
     let end = offset.checked_add(size).filter(|&end| end <= weights.len()).ok_or_else(|| {
         format!("its {size} bytes at {offset} are not in the weights, which have {}", weights.len())
     })?;
-    if size != ty.bytes() {
-        return Err(format!("{ty} has {size} bytes instead of {}", ty.bytes()));
-    }
-    if cfg!(target_endian = "big") {
-        return Err("weights are read on little-endian machines only".into());
-    }
-    Tensor::from_bytes(ty, weights.slice(offset..end)).ok_or_else(|| "it has too few bytes".into())
+    // No elements take a byte in some files.
+    let end = if ty.elements() == 0 { offset } else { end };
+    from_raw(ty, weights.slice(offset..end))
 }
 
 /// The type of elements a layer names.

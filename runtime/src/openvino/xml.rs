@@ -137,7 +137,7 @@ fn names(text: &str) -> Vec<String> {
     names
 }
 
-/// Types of elements as ports (`FP32`) and attributes (`f32`) spell them; none for those that files pack.
+/// Types of elements as ports (`FP32`) and attributes (`f32`) spell them.
 pub(super) fn dtype(text: &str) -> Option<DataType> {
     Some(match text.to_ascii_lowercase().as_str() {
         "f32" | "fp32" => DataType::F32,
@@ -156,6 +156,10 @@ pub(super) fn dtype(text: &str) -> Option<DataType> {
         "f8e4m3" => DataType::F8E4M3FN,
         "f8e5m2" => DataType::F8E5M2,
         "f8e8m0" => DataType::F8E8M0,
+        "f4e2m1" => DataType::F4E2M1,
+        "i4" => DataType::I4,
+        "u4" => DataType::U4,
+        "u2" => DataType::U2,
         _ => return None,
     })
 }

@@ -50,10 +50,11 @@ fn two(call: &mut Conversion<'_, '_, '_>, op: &str, names: [&str; 2]) -> Result<
 /// A list of slopes has one for each channel.
 fn prelu(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     let (x, mut slope) = (call.input(0)?, call.input(1)?);
-    if let (&[Some(slopes)], Ok(rank @ 2..)) = (&call.dims(1)?[..], call.rank(0))
-        && slopes > 1
+    let dims = call.dims(0)?;
+    if let (&[Some(slopes)], Some(&channels)) = (&call.dims(1)?[..], dims.get(1))
+        && channels.is_none_or(|channels| channels == slopes)
     {
-        let mut shape = vec![1; rank - 1];
+        let mut shape = vec![1; dims.len() - 1];
         shape[0] = slopes as i64;
         slope = call.reshape(slope, &shape)?;
     }

@@ -13,11 +13,17 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
 }
 
 fn attention(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
-    let [q, k, v] = [call.input(0)?, call.input(1)?, call.input(2)?];
+    let [mut q, k, v] = [call.input(0)?, call.input(1)?, call.input(2)?];
     let causal = call.flag("causal", false)?;
     // What is causal has no other mask.
     let mask = call.opt(3).filter(|_| !causal && !is_nothing(call));
     let scale = match call.opt(4) {
+        Some(given) if call.float_of(4).is_err() => {
+            // Known when it runs only: it is applied before.
+            let given = call.reshape(given, &[])?;
+            q = call.op("Mul", &[q, given])?;
+            Some(1.0)
+        }
         Some(_) => Some(call.float_of(4)?),
         None => None,
     };

@@ -25,7 +25,8 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
             call.layer.kind.trim_start_matches("Bitwise")
         }
         "BitwiseAnd" | "BitwiseOr" | "BitwiseXor" => call.layer.kind,
-        "Divide" => return Some(divide(call)),
+        // Integers are cut, whatever m_pythondiv says: so does OpenVINO's own code for CPUs.
+        "Divide" => "Div",
         "FloorMod" => "Mod",
         "Mod" => return one(meet(call, "Mod", With::default().int("fmod", 1))),
         "NotEqual" => {
@@ -53,18 +54,6 @@ fn meet(call: &mut Conversion<'_, '_, '_>, op: &str, with: With) -> Result<Value
     call.op_with(op, &operands, with)
 }
 
-/// Integers are divided downwards.
-fn divide(call: &mut Conversion<'_, '_, '_>) -> Result<Vec<Option<ValueId>>, String> {
-    let is_signed = matches!(call.dtype(0)?, DataType::I8 | DataType::I16 | DataType::I32 | DataType::I64);
-    if is_signed && call.flag("m_pythondiv", true)? {
-        let rest = meet(call, "Mod", With::default())?;
-        let (a, b) = (call.input(0)?, call.input(1)?);
-        let whole = call.op("Sub", &[a, rest])?;
-        return Ok(vec![Some(call.op("Div", &[whole, b])?)]);
-    }
-    Ok(vec![Some(meet(call, "Div", With::default())?)])
-}
-
 fn select(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.numpy()?;
     let operands = [call.input(0)?, call.input(1)?, call.input(2)?];
@@ -85,8 +74,8 @@ fn unary(call: &mut Conversion<'_, '_, '_>) -> Made {
         "Round" => return one(round(call)),
         "Convert" => return one(to(call)),
         "ConvertLike" => {
-            let operands = call.input(0).and_then(|x| Ok([x, call.input(1)?]));
-            return one(operands.and_then(|operands| call.op("CastLike", &operands)));
+            let dtype = call.dtype(1);
+            return one(call.input(0).and_then(|x| call.cast(x, dtype?)));
         }
         "FakeQuantize" => return one(fake_quantize(call)),
         _ => return None,

@@ -29,7 +29,7 @@ fn count_of(count: i64, rank: usize) -> Result<usize, String> {
 }
 
 fn gather(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
-    let (x, indices, axis) = (call.input(0)?, call.input(1)?, call.int_of(2)?);
+    let (x, indices, axis) = (call.input(0)?, call.indices(1)?, call.int_of(2)?);
     let given: i64 = call.number("batch_dims", 0)?;
     let batch = if given == 0 { 0 } else { count_of(given, call.rank(1)?)? };
     if batch == 0 {
@@ -57,7 +57,7 @@ fn gather(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
 }
 
 fn gather_elements(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
-    let (x, indices, axis): (_, _, i64) = (call.input(0)?, call.input(1)?, call.number("axis", 0)?);
+    let (x, indices, axis): (_, _, i64) = (call.input(0)?, call.indices(1)?, call.number("axis", 0)?);
     call.op_with("GatherElements", &[x, indices], With::default().int("axis", axis))
 }
 
@@ -88,7 +88,7 @@ fn reduction(call: &Conversion<'_, '_, '_>) -> Result<With, String> {
 }
 
 fn scatter_elements(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
-    let operands = [call.input(0)?, call.input(1)?, call.input(2)?];
+    let operands = [call.input(0)?, call.indices(1)?, call.input(2)?];
     let with = reduction(call)?.int("axis", call.int_of(3)?);
     call.op_with("ScatterElements", &operands, with)
 }

@@ -194,7 +194,7 @@ impl<'n, 'x> Conversion<'_, 'n, 'x> {
     }
 
     /// A node with one output.
-    fn op(&mut self, op: &str, inputs: &[ValueId]) -> Result<ValueId, String> {
+    pub(super) fn op(&mut self, op: &str, inputs: &[ValueId]) -> Result<ValueId, String> {
         self.op_with(op, inputs, With::default())
     }
 
@@ -216,16 +216,26 @@ impl<'n, 'x> Conversion<'_, 'n, 'x> {
     }
 
     /// The same elements of another type.
-    fn cast(&mut self, id: ValueId, dtype: DataType) -> Result<ValueId, String> {
-        self.op_with("Cast", &[id], With::default().int("to", dtype as i32))
+    pub(super) fn cast(&mut self, id: ValueId, dtype: DataType) -> Result<ValueId, String> {
+        // What is too large for 8 bits is no number there.
+        let saturates = !matches!(dtype, DataType::F8E4M3FN | DataType::F8E5M2);
+        self.op_with("Cast", &[id], With::default().int("to", dtype as i32).int("saturate", saturates))
     }
 
-    fn transpose(&mut self, id: ValueId, order: &[usize]) -> Result<ValueId, String> {
+    pub(super) fn transpose(&mut self, id: ValueId, order: &[usize]) -> Result<ValueId, String> {
         if order.iter().enumerate().all(|(at, &axis)| at == axis) {
             return Ok(id);
         }
         let order: Vec<_> = order.iter().map(|&axis| axis as i64).collect();
         self.op_with("Transpose", &[id], With::default().ints("perm", order))
+    }
+
+    /// Along these axes the last comes first.
+    pub(super) fn reversed(&mut self, id: ValueId, axes: &[i64]) -> Result<ValueId, String> {
+        let count = axes.len();
+        let (begin, end) = (self.ints(&vec![-1; count])?, self.ints(&vec![i64::MIN; count])?);
+        let (axes, step) = (self.ints(axes)?, self.ints(&vec![-1; count])?);
+        self.op("Slice", &[id, begin, end, axes, step])
     }
 
     fn unsqueeze(&mut self, id: ValueId, axes: &[i64]) -> Result<ValueId, String> {
@@ -236,6 +246,15 @@ impl<'n, 'x> Conversion<'_, 'n, 'x> {
     fn squeeze(&mut self, id: ValueId, axes: &[i64]) -> Result<ValueId, String> {
         let axes = self.ints(axes)?;
         self.op("Squeeze", &[id, axes])
+    }
+
+    /// An input of integers that an operator looks at: of a type it knows.
+    fn indices(&mut self, at: usize) -> Result<ValueId, String> {
+        let id = self.input(at)?;
+        match self.dtype(at)? {
+            DataType::I64 | DataType::I32 => Ok(id),
+            _ => self.cast(id, DataType::I64),
+        }
     }
 
     /// As a list of these sizes; where the value is always the same, its memory is that of the old one.

@@ -81,10 +81,7 @@ fn reverse(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
         ("index", axes) => axes,
         (_, mask) => (0..mask.len()).filter(|&at| mask[at] != 0).map(|at| at as i64).collect(),
     };
-    let count = axes.len();
-    let (begin, end) = (call.ints(&vec![-1; count])?, call.ints(&vec![i64::MIN; count])?);
-    let (axes, step) = (call.ints(&axes)?, call.ints(&vec![-1; count])?);
-    call.op("Slice", &[x, begin, end, axes, step])
+    call.reversed(x, &axes)
 }
 
 fn reverse_sequence(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {

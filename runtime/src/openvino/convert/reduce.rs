@@ -18,7 +18,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
 }
 
 fn reduce(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<ValueId, String> {
-    let (x, axes) = (call.input(0)?, call.input(1)?);
+    let (x, axes) = (call.input(0)?, call.indices(1)?);
     let keep = call.flag("keep_dims", false)?;
     // Along no axes nothing is reduced.
     let with = With::default().int("keepdims", keep).int("noop_with_empty_axes", 1);

@@ -11,7 +11,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
         "Reshape" => reshape(call),
         "Squeeze" => squeeze(call),
         "Unsqueeze" => {
-            let operands = call.input(0).and_then(|x| Ok([x, call.input(1)?]));
+            let operands = call.input(0).and_then(|x| Ok([x, call.indices(1)?]));
             operands.and_then(|operands| call.op("Unsqueeze", &operands))
         }
         "Range" => range(call),
@@ -32,17 +32,18 @@ fn shape_of(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
 }
 
 fn reshape(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
-    let (x, sizes) = (call.input(0)?, call.input(1)?);
+    let (x, sizes) = (call.input(0)?, call.indices(1)?);
     let zeros_stay = call.flag("special_zero", false)?;
     call.op_with("Reshape", &[x, sizes], With::default().int("allowzero", !zeros_stay))
 }
 
 fn squeeze(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     let x = call.input(0)?;
-    match call.opt(1) {
-        Some(axes) => call.op("Squeeze", &[x, axes]),
-        None => call.op("Squeeze", &[x]),
+    if call.opt(1).is_none() {
+        return call.op("Squeeze", &[x]);
     }
+    let axes = call.indices(1)?;
+    call.op("Squeeze", &[x, axes])
 }
 
 fn range(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
@@ -59,7 +60,7 @@ fn range(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
 }
 
 fn broadcast(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
-    let (mut x, shape) = (call.input(0)?, call.input(1)?);
+    let (mut x, shape) = (call.input(0)?, call.indices(1)?);
     match call.text("mode", "numpy").to_ascii_lowercase().as_str() {
         "numpy" | "bidirectional" => {}
         "explicit" => {

@@ -1,6 +1,7 @@
 //! Products of matrices, and convolutions.
 
 use super::{Conversion, Made, one};
+use crate::element::DataType;
 use crate::graph::ValueId;
 use crate::openvino::build::With;
 
@@ -82,7 +83,14 @@ fn weights(call: &mut Conversion<'_, '_, '_>, at: usize, grouped: bool) -> Resul
 fn convolution(call: &mut Conversion<'_, '_, '_>, grouped: bool) -> Result<ValueId, String> {
     let with = window(call)?;
     let (x, (weights, groups)) = (call.input(0)?, weights(call, 1, grouped)?);
-    call.op_with("Conv", &[x, weights], with.int("group", groups))
+    let (with, dtype) = (with.int("group", groups), call.dtype(0)?);
+    if dtype.is_float() {
+        return call.op_with("Conv", &[x, weights], with);
+    }
+    // Integers are computed exactly in numbers that hold them.
+    let (x, weights) = (call.cast(x, DataType::F64)?, call.cast(weights, DataType::F64)?);
+    let made = call.op_with("Conv", &[x, weights], with)?;
+    call.cast(made, dtype)
 }
 
 fn transposed(call: &mut Conversion<'_, '_, '_>, grouped: bool) -> Result<ValueId, String> {
