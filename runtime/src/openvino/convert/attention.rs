@@ -32,7 +32,9 @@ fn attention(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
         Ok::<_, String>(dims.len() == 4 && others.len() == 4 && dims[axes.clone()] == others[axes])
     };
     let fits = |at: usize| Ok::<_, String>(same(at, 0..2)? && call.dims(at)?[1].is_some());
-    if fits(1)? && fits(2)? {
+    // A mask of one column is for all keys here, and for the first in ONNX.
+    let is_wide = mask.is_none() || call.dims(3)?.last().is_some_and(|&columns| columns != Some(1));
+    if is_wide && fits(1)? && fits(2)? {
         let mut with = With::default().int("is_causal", causal);
         if let Some(scale) = scale {
             with = with.float("scale", scale);

@@ -75,7 +75,11 @@ fn unary(call: &mut Conversion<'_, '_, '_>) -> Made {
         "Convert" => return one(to(call)),
         "ConvertLike" => {
             let dtype = call.dtype(1);
-            return one(call.input(0).and_then(|x| call.cast(x, dtype?)));
+            return one(call.input(0).and_then(|x| match dtype {
+                Ok(dtype) => call.cast(x, dtype),
+                // Known when it runs only.
+                Err(_) => call.input(1).and_then(|like| call.op("CastLike", &[x, like])),
+            }));
         }
         "FakeQuantize" => return one(fake_quantize(call)),
         _ => return None,

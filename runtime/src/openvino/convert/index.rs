@@ -16,6 +16,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
         "OneHot" => one_hot(call),
         "NonZero" => non_zero(call),
         "TopK" => return Some(top_k(call)),
+        "Unique" => return Some(unique(call)),
         _ => return None,
     };
     one(made)
@@ -152,6 +153,23 @@ fn top_k(call: &mut Conversion<'_, '_, '_>) -> Result<Vec<Option<ValueId>>, Stri
         && dtype != DataType::I64
     {
         *places = call.cast(*places, dtype)?;
+    }
+    Ok(made)
+}
+
+fn unique(call: &mut Conversion<'_, '_, '_>) -> Result<Vec<Option<ValueId>>, String> {
+    let x = call.input(0)?;
+    let mut with = With::default().int("sorted", call.flag("sorted", true)?);
+    if call.opt(1).is_some() {
+        with = with.int("axis", call.int_of(1)?);
+    }
+    let mut made = call.node("Unique", &[Some(x)], with, &[true; 4])?;
+    for (at, id) in made.iter_mut().enumerate().skip(1) {
+        let name = if at == 3 { "count_element_type" } else { "index_element_type" };
+        let dtype = call.type_of(name)?.unwrap_or(DataType::I64);
+        if let Some(id) = id.as_mut().filter(|_| dtype != DataType::I64) {
+            *id = call.cast(*id, dtype)?;
+        }
     }
     Ok(made)
 }

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod detect;
 mod elementwise;
 mod index;
 mod move_data;
@@ -12,6 +13,7 @@ mod reduce;
 mod resize;
 mod shape;
 mod slice;
+mod spectrum;
 mod window;
 
 use super::build::{Builder, With, integers, numbers, scalar};
@@ -32,6 +34,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     const FAMILIES: &[fn(&mut Conversion<'_, '_, '_>) -> Made] = &[
         activation::convert,
         attention::convert,
+        detect::convert,
         elementwise::convert,
         index::convert,
         move_data::convert,
@@ -42,6 +45,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
         resize::convert,
         shape::convert,
         slice::convert,
+        spectrum::convert,
         window::convert,
     ];
     FAMILIES.iter().find_map(|convert| convert(call))

@@ -17,6 +17,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
         "Range" => range(call),
         "Broadcast" => broadcast(call),
         "Tile" => tile(call),
+        "Eye" => eye(call),
         _ => return None,
     };
     one(made)
@@ -88,4 +89,17 @@ fn tile(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
         }
     }
     call.op("Tile", &[x, repeats])
+}
+
+fn eye(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+    if call.opt(3).is_some_and(|_| call.ints_of(3).is_ok_and(|batch| !batch.is_empty())) {
+        return Err("it makes batches of matrices, which is not known here".into());
+    }
+    let (rows, columns, diagonal) = (call.input(0)?, call.input(1)?, call.int_of(2)?);
+    let (rows, columns) = (call.reshape(rows, &[1])?, call.reshape(columns, &[1])?);
+    let (rows, columns) = (call.cast(rows, DataType::I64)?, call.cast(columns, DataType::I64)?);
+    let shape = call.op_with("Concat", &[rows, columns], With::default().int("axis", 0))?;
+    let zeros = call.op("ConstantOfShape", &[shape])?;
+    let dtype = call.type_of("output_type")?.unwrap_or(DataType::F32);
+    call.op_with("EyeLike", &[zeros], With::default().int("dtype", dtype as i32).int("k", diagonal))
 }
