@@ -39,8 +39,7 @@ impl Model {
         let path = path.as_ref();
         let bytes = map(path).map_err(|source| Error::File { path: path.into(), source })?;
         let made = if openvino::is_ir(path, &bytes) {
-            let made = openvino::open(path, &bytes);
-            made.map(|(graph, producer)| Self { graph: Arc::new(graph), producer, opsets: Vec::new() })
+            openvino::open(path, &bytes)
         } else {
             Self::read(bytes, Folder::new(path.parent().map(Path::to_owned)))
         };

@@ -8,6 +8,8 @@ mod control;
 mod convert;
 mod iterate;
 mod read;
+#[cfg(test)]
+mod tests;
 mod weights;
 mod xml;
 

@@ -1,16 +1,16 @@
 //! From the files to the graph. What is read is checked before it is believed.
 
-use super::build::{Builder, With};
+use super::build::{Builder, OPSET, With};
 use super::control;
 use super::convert::{self, Conversion, Operand};
 use super::weights::{constant, element_type};
 use super::xml::{Layer, Net, Port};
 use crate::error::Error;
 use crate::graph::{Declared, Dim, Graph, ValueId};
-use crate::onnx::map;
+use crate::onnx::{Model, map};
 use crate::tensor::Tensor;
 use prost::bytes::Bytes;
-use roxmltree::{Document, Node};
+use roxmltree::{Document, Node, ParsingOptions};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::path::Path;
@@ -26,11 +26,14 @@ pub(crate) fn is_ir(path: &Path, bytes: &[u8]) -> bool {
         || bytes.starts_with(b"<net")
 }
 
-/// The graph of an IR, with its weights from the file .bin beside it, and who made it.
-pub(crate) fn open(path: &Path, text: &[u8]) -> Result<(Graph, String), Error> {
+/// The model of an IR, with its weights from the file .bin beside it.
+pub(crate) fn open(path: &Path, text: &[u8]) -> Result<Model, Error> {
     let wrong = |what: String| Error::Model(format!("no OpenVINO IR: {what}"));
     let text = std::str::from_utf8(text).map_err(|error| wrong(error.to_string()))?;
-    let document = Document::parse(text).map_err(|error| wrong(error.to_string()))?;
+    // So small on the average that there is no sense in them: they would take many times the file's room.
+    let nodes_limit = u32::try_from(text.len() / 4 + 64).unwrap_or(u32::MAX);
+    let options = ParsingOptions { nodes_limit, ..ParsingOptions::default() };
+    let document = Document::parse_with_options(text, options).map_err(|error| wrong(error.to_string()))?;
     let bin = path.with_extension("bin");
     let is_constant = |node: Node<'_, '_>| node.attribute("type") == Some("Const");
     let weights = match map(&bin) {
@@ -42,10 +45,15 @@ pub(crate) fn open(path: &Path, text: &[u8]) -> Result<(Graph, String), Error> {
         Err(_) => Bytes::new(),
     };
     let root = document.root_element();
-    read(root, &weights)
+    let graph = Arc::new(read(root, &weights)?);
+    let version = root.attribute("version").unwrap_or_default();
+    // What its layers became.
+    let opsets = vec![(String::new(), OPSET), ("com.microsoft".into(), 1)];
+    Ok(Model { graph, producer: format!("OpenVINO, IR version {version}"), opsets })
 }
 
-fn read(root: Node<'_, '_>, weights: &Bytes) -> Result<(Graph, String), Error> {
+/// The graph of an element and its weights.
+pub(super) fn read(root: Node<'_, '_>, weights: &Bytes) -> Result<Graph, Error> {
     let wrong = |what: String| Error::Model(format!("no OpenVINO IR: {what}"));
     if !root.has_tag_name("net") {
         return Err(wrong(format!("its element is {}, not net", root.tag_name().name())));
@@ -61,7 +69,7 @@ fn read(root: Node<'_, '_>, weights: &Bytes) -> Result<(Graph, String), Error> {
     graph.name = root.attribute("name").unwrap_or_default().into();
     graph.inputs = body.parameters.iter().map(|&(_, id)| id).collect();
     graph.outputs = body.results.iter().map(|&(_, id)| id).collect();
-    Ok((graph, format!("OpenVINO IR {version}")))
+    Ok(graph)
 }
 
 /// Reads graphs, and those within their layers.
