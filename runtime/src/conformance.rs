@@ -1,6 +1,6 @@
 //! Directories in the layout of ONNX's own tests.
 //!
-//! `DIR/model.onnx`, `DIR/test_data_set_K/{input_I,output_I}.pb`, and `DIR/tolerance.json` with `rtol` and `atol` if the test has
+//! `DIR/model.onnx` (or `model.xml`, the same in OpenVINO's format), `DIR/test_data_set_K/{input_I,output_I}.pb`, and `DIR/tolerance.json` with `rtol` and `atol` if the test has
 //! its own.
 
 use crate::element::{Bool, DataType, bf16, f16};
@@ -29,7 +29,7 @@ pub enum Verdict {
     Unsupported(String),
 }
 
-/// The directories with a `model.onnx` at or below `directory`, sorted.
+/// The directories with a `model.onnx` or `model.xml` at or below `directory`, sorted.
 pub fn tests(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     collect(directory, &mut found)?;
@@ -37,8 +37,14 @@ pub fn tests(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// A test's model.
+fn model(directory: &Path) -> PathBuf {
+    let onnx = directory.join("model.onnx");
+    if onnx.is_file() { onnx } else { directory.join("model.xml") }
+}
+
 fn collect(directory: &Path, tests: &mut Vec<PathBuf>) -> std::io::Result<()> {
-    if directory.join("model.onnx").is_file() {
+    if model(directory).is_file() {
         tests.push(directory.into());
         return Ok(());
     }
@@ -59,7 +65,7 @@ pub fn judge(directory: &Path, optimization: &Optimization) -> Verdict {
 }
 
 fn judge_caught(directory: &Path, optimization: &Optimization) -> Verdict {
-    let model = match Model::open(directory.join("model.onnx")) {
+    let model = match Model::open(model(directory)) {
         Ok(model) => model,
         Err(error) => return Verdict::Unsupported(error.to_string()),
     };

@@ -31,6 +31,7 @@ mod error;
 mod graph;
 mod inline;
 mod onnx;
+mod openvino;
 mod operators;
 mod options;
 mod passes;

@@ -7,6 +7,7 @@
 //! | `run`, `plan`, `demo` | does the command keep its contract? |
 //! | `model` | are models computed as ONNX's own tests say, in the memory that was planned? |
 //! | `quantize` | are models with weights of 8 bits valid, smaller, and near to what they were? |
+//! | `openvino` | and the same in OpenVINO's format? |
 //! | `pytorch` | are unmodified trainings planned, without another result? |
 //! | `report` | is what is seen of runs and plans right, and shown by a browser? |
 //! | `batches` | and are they planned again when the batch size changes? |
@@ -24,6 +25,7 @@ mod contract;
 mod demo;
 mod exports;
 mod model;
+mod openvino;
 mod plan;
 mod process;
 mod pytorch;

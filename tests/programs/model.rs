@@ -13,22 +13,22 @@ use tempfile::TempDir;
 const PASSED: u64 = 1300;
 
 /// ONNX's tests as directories: `node/NAME`, `light/NAME`.
-struct Exported {
+pub struct Exported {
     directory: TempDir,
 }
 
 impl Exported {
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 }
 
 /// The exported tests; `None`, with a line, where they cannot be made.
-fn exported() -> Option<&'static Exported> {
+pub fn exported() -> Option<&'static Exported> {
     static EXPORTED: OnceLock<Option<Exported>> = OnceLock::new();
     let made = EXPORTED.get_or_init(|| {
         let script = process::shared("conformance/export_onnx_tests.py")?;
-        let python = python()?;
+        let python = python("onnx")?;
         let directory = TempDir::new().expect("a directory for temporary files");
         finish(process::command(python).arg(script).arg(directory.path())).with_status(0);
         Some(Exported { directory })
@@ -40,28 +40,29 @@ fn exported() -> Option<&'static Exported> {
 }
 
 /// Skips a test that needs the package onnx, or fails it where that is asked for.
-pub(crate) fn without_onnx() {
+pub fn without_onnx() {
     let missing = "no python3 on the path has the package onnx (PyPI), or ../shared is not there";
     let required = std::env::var_os("STEPALLOC_REQUIRE_ONNX").is_some_and(|value| value == "1");
     assert!(!required, "{missing}, and STEPALLOC_REQUIRE_ONNX=1");
     process::skip(missing);
 }
 
-/// A python3 that has the package onnx.
-pub(crate) fn python() -> Option<PathBuf> {
+/// A python3 on the path that has these packages.
+pub fn python(packages: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|place| place.join("python3")).find(|python| {
-        python.is_file() && finish(process::command(python).args(["-c", "import onnx"])).status == 0
+        let import = format!("import {packages}");
+        python.is_file() && finish(process::command(python).args(["-c", &import])).status == 0
     })
 }
 
 /// `stepalloc model ARGUMENTS`.
-pub(crate) fn model<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Ended {
+pub fn model<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Ended {
     finish(&mut stepalloc(std::iter::once("model").chain(arguments)))
 }
 
 /// The three counts at the end of `model test`.
-fn counts(ended: &Ended) -> [u64; 3] {
+pub fn counts(ended: &Ended) -> [u64; 3] {
     let last = ended.out().lines().last().expect("a last line");
     let numbers: Vec<_> =
         last.split(|letter: char| !letter.is_ascii_digit()).filter_map(|text| text.parse().ok()).collect();
@@ -73,7 +74,7 @@ fn test(name: &str) -> Option<PathBuf> {
     Some(exported()?.path("node").join(name))
 }
 
-fn text(path: &Path) -> &str {
+pub fn text(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 

@@ -16,7 +16,7 @@ struct Net {
 impl Net {
     /// `None`, with a line, where it cannot be made.
     fn made() -> Option<Self> {
-        let Some(python) = python() else {
+        let Some(python) = python("onnx") else {
             without_onnx();
             return None;
         };

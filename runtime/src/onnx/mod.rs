@@ -10,3 +10,4 @@ mod write;
 
 pub use read::Model;
 pub use tensors::read_tensor;
+pub(crate) use tensors::{from_raw, map};

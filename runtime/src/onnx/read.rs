@@ -9,6 +9,7 @@ use super::tensors::{Folder, map, tensor};
 use crate::element::DataType;
 use crate::error::Error;
 use crate::graph::{Attribute, Attributes, Declared, Dim, Graph, Node, Value, ValueId};
+use crate::openvino;
 use crate::operators::{self, Definition};
 use crate::tensor::Tensor;
 use prost::Message;
@@ -34,12 +35,17 @@ pub struct Model {
 }
 
 impl Model {
-    /// Reads a file, and those it names for its weights.
+    /// Reads a file, and those it names for its weights. What is named .xml, or begins as XML, is read as OpenVINO's format, with
+    /// its weights in the file of the same name and .bin.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let bytes = map(path).map_err(|source| Error::File { path: path.into(), source })?;
-        let folder = path.parent().map(Path::to_owned);
-        Self::read(bytes, Folder::new(folder)).map_err(|error| match error {
+        let made = if openvino::is_ir(path, &bytes) {
+            openvino::open(path, &bytes)
+        } else {
+            Self::read(bytes, Folder::new(path.parent().map(Path::to_owned)))
+        };
+        made.map_err(|error| match error {
             Error::Model(what) => Error::Model(format!("{}: {what}", path.display())),
             other => other,
         })

@@ -74,7 +74,6 @@ pub(crate) fn map(path: &Path) -> std::io::Result<Bytes> {
 /// The tensor of a message, with its elements where they are in the message or the file if they may lie there.
 pub(crate) fn tensor(proto: &TensorProto, folder: &mut Folder) -> Result<Tensor, String> {
     let ty = ty(proto)?;
-    let in_file = in_file(&ty);
     let raw = if proto.data_location == Some(EXTERNAL) {
         Some(external(proto, folder)?)
     } else {
@@ -82,12 +81,7 @@ pub(crate) fn tensor(proto: &TensorProto, folder: &mut Folder) -> Result<Tensor,
     };
     match raw {
         // Writers give an empty field beside one of the others.
-        Some(raw) if !raw.is_empty() || ty.elements() == 0 => {
-            if raw.len() != in_file {
-                return Err(format!("{ty} has {} bytes instead of {in_file}", raw.len()));
-            }
-            from_raw(ty, raw)
-        }
+        Some(raw) if !raw.is_empty() || ty.elements() == 0 => from_raw(ty, raw),
         _ => from_fields(ty, proto),
     }
 }
@@ -124,8 +118,13 @@ pub(crate) fn external(proto: &TensorProto, folder: &mut Folder) -> Result<Bytes
     folder.part(location, number("offset")?.unwrap_or(0), length)
 }
 
-fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, String> {
+/// A tensor of the bytes that files have for its elements.
+pub(crate) fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, String> {
     let bits = ty.dtype.file_bits();
+    let in_file = (ty.elements() as u128 * bits as u128).div_ceil(8);
+    if raw.len() as u128 != in_file {
+        return Err(format!("{ty} has {} bytes instead of {in_file}", raw.len()));
+    }
     if bits < 8 {
         let mut tensor = Tensor::zeroed(ty);
         unpack(bits, &raw, tensor.view_mut().bytes);

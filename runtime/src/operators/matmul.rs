@@ -11,7 +11,15 @@ use smallvec::SmallVec;
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
     Some(Ok(match node.op {
-        "MatMul" => Box::new(MatMul),
+        "MatMul" if node.domain.is_empty() => Box::new(MatMul { transposed: [false; 2] }),
+        "FusedMatMul" if node.domain == "com.microsoft" => {
+            let others = ["transBatchA", "transBatchB"].iter().any(|name| attributes.int(name, 0) != 0);
+            if others || attributes.float("alpha", 1.0) != 1.0 {
+                return Some(Err("its alpha, transBatchA or transBatchB is not known here".into()));
+            }
+            let transposed = ["transA", "transB"].map(|name| attributes.int(name, 0) != 0);
+            Box::new(MatMul { transposed })
+        }
         "Gemm" => Box::new(Gemm {
             alpha: attributes.float("alpha", 1.0),
             beta: attributes.float("beta", 1.0),
@@ -37,6 +45,20 @@ pub(super) struct Batches {
 
 impl Batches {
     pub(super) fn new(a: &[usize], b: &[usize]) -> Result<Self, String> {
+        Self::turned(a, b, [false; 2])
+    }
+
+    /// The same of operands whose matrices are given turned; vectors are as they are.
+    fn turned(a: &[usize], b: &[usize], transposed: [bool; 2]) -> Result<Self, String> {
+        let turn = |shape: &[usize], transposed: bool| -> SmallVec<[usize; 6]> {
+            let mut shape = SmallVec::from_slice(shape);
+            let rank = shape.len();
+            if transposed && rank > 1 {
+                shape.swap(rank - 2, rank - 1);
+            }
+            shape
+        };
+        let (a, b) = (&turn(a, transposed[0])[..], &turn(b, transposed[1])[..]);
         let wrong = || format!("matrices of shapes {a:?} and {b:?} cannot be multiplied");
         // A vector is a row on the left and a column on the right, and that dimension is none of the output's.
         let (a_outer, m, k) = match a {
@@ -71,7 +93,11 @@ impl Batches {
             this.out.push(n);
         }
         // Rows of all matrices on the left times one on the right are one product.
-        if this.strides[1].iter().all(|&stride| stride == 0) && a_outer.len() == this.shape.len() {
+        let rows_follow = !transposed[0] || a_outer.iter().all(|&dim| dim == 1);
+        if this.strides[1].iter().all(|&stride| stride == 0)
+            && a_outer.len() == this.shape.len()
+            && rows_follow
+        {
             this.m = a_outer.iter().product::<usize>() * m;
             this.shape.clear();
             this.strides = Default::default();
@@ -111,7 +137,40 @@ fn strides(outer: &[usize], rank: usize) -> SmallVec<[usize; 6]> {
 }
 
 /// Products of the last two dimensions.
-struct MatMul;
+struct MatMul {
+    /// Whether either operand's matrices are given turned.
+    transposed: [bool; 2],
+}
+
+impl MatMul {
+    /// The matrix of an operand that has `rows` x `cols` when it is not turned any more.
+    fn matrix<'a, T: Copy>(&self, operand: usize, data: &'a [T], rows: usize, cols: usize) -> Matrix<'a, T> {
+        if self.transposed[operand] {
+            Matrix::new(data, cols, rows).transposed()
+        } else {
+            Matrix::new(data, rows, cols)
+        }
+    }
+
+    /// All products of a batch, none of which is empty.
+    fn multiply(&self, batches: &Batches, out: ViewMut<'_>, a: &[u8], b: &[u8]) -> Result<(), String> {
+        let Batches { m, n, k, .. } = *batches;
+        let (dtype, width) = (out.dtype, out.dtype.bytes());
+        let multiply = |index: usize, out: &mut [u8]| {
+            let [a_at, b_at] = batches.operands(index);
+            let a = self.matrix(0, &a[a_at * m * k * width..][..m * k * width], m, k);
+            let b = self.matrix(1, &b[b_at * k * n * width..][..k * n * width], k, n);
+            product_of(dtype, out, a, b, false)
+        };
+        let (many, size) = (batches.len(), m * n * width);
+        if many == 1 || many.saturating_mul(m * n).saturating_mul(k) < PARALLEL {
+            let mut products = out.bytes.chunks_exact_mut(size).enumerate();
+            products.try_for_each(|(index, out)| multiply(index, out))
+        } else {
+            threads::try_pieces(out.bytes, size, &multiply)
+        }
+    }
+}
 
 impl Operator for MatMul {
     fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
@@ -119,12 +178,12 @@ impl Operator for MatMul {
         if a.dtype != b.dtype {
             return Err(format!("{a} and {b} have elements of two types").into());
         }
-        Ok(vec![typed(a.dtype, Batches::new(&a.shape, &b.shape)?.out.into_vec())?])
+        Ok(vec![typed(a.dtype, Batches::turned(&a.shape, &b.shape, self.transposed)?.out.into_vec())?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
         let (Some(a), Some(b)) = (inputs.opt(0), inputs.opt(1)) else { return 0 };
-        match Batches::new(&a.shape, &b.shape) {
+        match Batches::turned(&a.shape, &b.shape, self.transposed) {
             Ok(batches) if is_half(a.dtype) => Panels::new::<f32>(batches.m, batches.n, batches.k).scratch(),
             _ => 0,
         }
@@ -132,13 +191,13 @@ impl Operator for MatMul {
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let (a, b, out) = (call.input(0)?, call.input(1)?, call.output(0)?);
-        let batches = Batches::new(a.shape, b.shape)?;
+        let batches = Batches::turned(a.shape, b.shape, self.transposed)?;
         if out.bytes.is_empty() {
             return Ok(());
         }
         let scratch = call.scratch();
         if !is_half(out.dtype) {
-            return multiply(&batches, out, a.bytes, b.bytes);
+            return self.multiply(&batches, out, a.bytes, b.bytes);
         }
         by_type!(out.dtype, [F16, BF16], T => {
             let out = out.elements::<T>();
@@ -146,8 +205,8 @@ impl Operator for MatMul {
             let panels = Panels::new::<f32>(m, n, k);
             for (index, out) in out.chunks_exact_mut(m * n).enumerate() {
                 let [a_at, b_at] = batches.operands(index);
-                let a = Matrix::new(&a.elements::<T>()[a_at * m * k..][..m * k], m, k);
-                let b = Matrix::new(&b.elements::<T>()[b_at * k * n..][..k * n], k, n);
+                let a = self.matrix(0, &a.elements::<T>()[a_at * m * k..][..m * k], m, k);
+                let b = self.matrix(1, &b.elements::<T>()[b_at * k * n..][..k * n], k, n);
                 panels.multiply(scratch, [m, n, k], &load_halves(a), &load_halves(b), &mut |row, col, sums: &[f32]| {
                     out[row * n + col..].iter_mut().zip(sums).for_each(|(to, &sum)| *to = T::narrow(sum));
                 })?;
@@ -159,25 +218,6 @@ impl Operator for MatMul {
 
 fn is_half(dtype: DataType) -> bool {
     matches!(dtype, DataType::F16 | DataType::BF16)
-}
-
-/// All products of a batch, none of which is empty.
-fn multiply(batches: &Batches, out: ViewMut<'_>, a: &[u8], b: &[u8]) -> Result<(), String> {
-    let Batches { m, n, k, .. } = *batches;
-    let (dtype, width) = (out.dtype, out.dtype.bytes());
-    let multiply = |index: usize, out: &mut [u8]| {
-        let [a_at, b_at] = batches.operands(index);
-        let a = Matrix::new(&a[a_at * m * k * width..][..m * k * width], m, k);
-        let b = Matrix::new(&b[b_at * k * n * width..][..k * n * width], k, n);
-        product_of(dtype, out, a, b, false)
-    };
-    let (many, size) = (batches.len(), m * n * width);
-    if many == 1 || many.saturating_mul(m * n).saturating_mul(k) < PARALLEL {
-        let mut products = out.bytes.chunks_exact_mut(size).enumerate();
-        products.try_for_each(|(index, out)| multiply(index, out))
-    } else {
-        threads::try_pieces(out.bytes, size, &multiply)
-    }
 }
 
 /// One product, scaled, and a term that is broadcast.

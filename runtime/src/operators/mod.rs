@@ -159,6 +159,7 @@ fn microsoft(node: &Definition<'_>) -> Made {
     match node.op {
         "FusedConv" => conv::make(node),
         "Gelu" | "FastGelu" | "QuickGelu" => unary::make(node),
+        "FusedMatMul" => matmul::make(node),
         "DynamicQuantizeLSTM" => quantized_lstm::make(node),
         "SkipLayerNormalization" => skip_normalize::make(node),
         _ => None,
