@@ -1,9 +1,10 @@
 //! A model as a graph: values, and the nodes that make them from others.
 
+use crate::arena::Arenas;
 use crate::element::DataType;
 use crate::operators::Operator;
 use crate::tensor::Tensor;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// A value's number in its graph.
@@ -79,6 +80,33 @@ pub struct Graph {
     pub outputs: Vec<ValueId>,
     /// Of a graph within a node: values that are those of the graph around it.
     pub captured: Vec<ValueId>,
+    /// Of its sessions, where they have none of their own.
+    pub(crate) arenas: Arenas,
+}
+
+impl Graph {
+    /// Bytes of weights that are, or will be, copied into memory: those of graphs within nodes too, each once.
+    pub(crate) fn copied_bytes(&self) -> u64 {
+        let mut seen = HashSet::new();
+        self.count_copied(&mut seen)
+    }
+
+    fn count_copied(&self, seen: &mut HashSet<*const Tensor>) -> u64 {
+        let mut count = |tensor: &Arc<Tensor>| {
+            let counts = !tensor.is_lent() && seen.insert(Arc::as_ptr(tensor));
+            if counts { tensor.ty().bytes() as u64 } else { 0 }
+        };
+        let own: u64 = self.values.iter().filter_map(|value| value.constant.as_ref()).map(&mut count).sum();
+        let told: u64 =
+            self.nodes.iter().filter_map(|node| node.operator.constant().as_ref().map(&mut count)).sum();
+        let attributes = self.nodes.iter().flat_map(|node| node.attributes.0.values());
+        let within = attributes.filter_map(|attribute| match attribute {
+            Attribute::Graph(graph) => Some(graph.count_copied(seen)),
+            _ => None,
+        });
+        let within: u64 = within.sum();
+        own + told + within
+    }
 }
 
 /// What a node is told beside its inputs.

@@ -5,10 +5,11 @@ use super::proto::tensor_shape_proto::dimension;
 use super::proto::{
     AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, type_proto,
 };
-use super::tensors::{Folder, map, tensor};
+use super::tensors::{Folder, tensor};
 use crate::element::DataType;
 use crate::error::Error;
 use crate::graph::{Attribute, Attributes, Declared, Dim, Graph, Node, Value, ValueId};
+use crate::mapped;
 use crate::operators::{self, Definition};
 use crate::tensor::Tensor;
 use prost::Message;
@@ -35,12 +36,14 @@ impl Model {
     /// Reads a file, and those it names for its weights.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        let bytes = map(path).map_err(|source| Error::File { path: path.into(), source })?;
+        let bytes = mapped::open(path).map_err(|source| Error::File { path: path.into(), source })?;
         let folder = path.parent().map(Path::to_owned);
-        Self::read(bytes, Folder::new(folder)).map_err(|error| match error {
+        let read = Self::read(bytes.clone(), Folder::new(folder)).map_err(|error| match error {
             Error::Model(what) => Error::Model(format!("{}: {what}", path.display())),
             other => other,
-        })
+        });
+        mapped::settle(&bytes);
+        read
     }
 
     /// Reads a model from memory. Its weights must be in it.

@@ -2,12 +2,11 @@
 
 use super::proto::TensorProto;
 use crate::element::{DataType, bf16, f16};
+use crate::mapped;
 use crate::tensor::{Tensor, Type, ViewMut};
-use memmap2::Mmap;
 use prost::Message;
 use prost::bytes::Bytes;
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
 /// `TensorProto.DataLocation.EXTERNAL`.
@@ -46,7 +45,7 @@ impl Folder {
         let bytes = match self.mapped.get(&path) {
             Some(bytes) => bytes.clone(),
             None => {
-                let bytes = map(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+                let bytes = mapped::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
                 self.mapped.insert(path, bytes.clone());
                 bytes
             }
@@ -57,18 +56,6 @@ impl Folder {
             _ => Err(format!("its file {location} has {} bytes only", bytes.len())),
         }
     }
-}
-
-/// Maps a file.
-pub(super) fn map(path: &Path) -> std::io::Result<Bytes> {
-    let file = File::open(path)?;
-    if file.metadata()?.len() == 0 {
-        return Ok(Bytes::new());
-    }
-    // SAFETY: the mapping is private and read only. Whoever shortens the file while a model of it is in use takes the program
-    // down, as with every library that maps its weights; the documentation of `Model` says so.
-    let map = unsafe { Mmap::map(&file)? };
-    Ok(Bytes::from_owner(map))
 }
 
 /// The tensor of a message, with its elements where they are in the message or the file if they may lie there.
