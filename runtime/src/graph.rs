@@ -85,27 +85,28 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Bytes of weights that are, or will be, copied into memory: those of graphs within nodes too, each once.
-    pub(crate) fn copied_bytes(&self) -> u64 {
-        let mut seen = HashSet::new();
-        self.count_copied(&mut seen)
+    /// Tensors that the model has, those of graphs within nodes too, each once.
+    pub fn weights(&self) -> Vec<Arc<Tensor>> {
+        let (mut seen, mut found) = (HashSet::new(), Vec::new());
+        self.collect_weights(&mut seen, &mut found);
+        found
     }
 
-    fn count_copied(&self, seen: &mut HashSet<*const Tensor>) -> u64 {
-        let mut count = |tensor: &Arc<Tensor>| {
-            let counts = !tensor.is_lent() && seen.insert(Arc::as_ptr(tensor));
-            if counts { tensor.ty().bytes() as u64 } else { 0 }
-        };
-        let own: u64 = self.values.iter().filter_map(|value| value.constant.as_ref()).map(&mut count).sum();
-        let told: u64 =
-            self.nodes.iter().filter_map(|node| node.operator.constant().as_ref().map(&mut count)).sum();
-        let attributes = self.nodes.iter().flat_map(|node| node.attributes.0.values());
-        let within = attributes.filter_map(|attribute| match attribute {
-            Attribute::Graph(graph) => Some(graph.count_copied(seen)),
-            _ => None,
-        });
-        let within: u64 = within.sum();
-        own + told + within
+    fn collect_weights(&self, seen: &mut HashSet<*const Tensor>, found: &mut Vec<Arc<Tensor>>) {
+        let values = self.values.iter().filter_map(|value| value.constant.clone());
+        let nodes = self.nodes.iter().filter_map(|node| node.operator.constant());
+        found.extend(values.chain(nodes).filter(|tensor| seen.insert(Arc::as_ptr(tensor))));
+        for attribute in self.nodes.iter().flat_map(|node| node.attributes.0.values()) {
+            if let Attribute::Graph(graph) = attribute {
+                graph.collect_weights(seen, found);
+            }
+        }
+    }
+
+    /// Bytes of weights that are, or will be, copied into memory.
+    pub(crate) fn copied_bytes(&self) -> u64 {
+        let weights = self.weights();
+        weights.iter().filter(|tensor| !tensor.is_lent()).map(|tensor| tensor.ty().bytes() as u64).sum()
     }
 }
 

@@ -1,18 +1,21 @@
 //! `model infer`: runs a model, and says how long it takes and what memory it needs.
 
 use super::inputs::{self, Given};
+use super::reload;
 use crate::counting;
-use crate::os::{Resident, Usage};
+use crate::os::{Resident, Usage, mapped_of};
 use crate::output::Output;
 use crate::size;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 use stepalloc_runtime::{Model, Options, Session, Tensor};
 
 /// Runs before faults are counted: the arena's pages come in the first, and threads' packing buffers with it.
 const WARM: usize = 2;
+/// Exit status where memory grows by loading the model again.
+const GROWS: u8 = 1;
 
 /// Run a model, and say what memory it takes
 #[derive(clap::Args)]
@@ -22,7 +25,12 @@ unless --shape says more. Figures are for runs whose inputs and outputs are boun
 
 JSON: load_ms, run_ms_median, arena_bytes, lower_bound_bytes, planned_tensors, inplace_tensors, unplanned_nodes,
 allocations_per_run, minor_faults_per_run (the most of any run from the third on), vm_rss_bytes, vm_hwm_bytes,
-vm_hwm_before_bytes (right before the model is read).
+vm_hwm_before_bytes (right before the model is read); weight_bytes, loaded_weight_bytes (those in memory right after it was read),
+loaded_bytes (by how much the process grew meanwhile), copied_weight_bytes (those that are not used where they lie in the file).
+
+--sessions: each is of the same model and runs once, with what is bound kept; session_bytes is what all but the first added to VmRSS.
+--reload: reload_bytes has VmRSS after each turn; the exit status is 1 if it grew: blocks of 5 turns, after 30, 10 % above the
+first such block.
 
 Examples:
   stepalloc model infer net.onnx --shape x=1x3x224x224 --runs 20
@@ -48,6 +56,12 @@ pub(super) struct Arguments {
     /// The most memory for intermediate values, as 2GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     max_mem: Option<u64>,
+    /// Make so many sessions of the model and run each
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    sessions: u64,
+    /// Open the model, plan, run and drop everything again so many times, and watch the memory
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    reload: u64,
     /// Give every intermediate value memory of its own
     #[arg(long)]
     no_plan: bool,
@@ -67,12 +81,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let before = Resident::of(std::process::id());
     let began = Instant::now();
     let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
-    let mut options = Options::new().memory_pattern(!arguments.no_plan);
-    if let Some(bytes) = arguments.max_mem {
-        options = options.max_mem(bytes);
-    }
-    let session = Session::with_options(&model, options);
+    let options = arguments.options();
+    let session = Session::with_options(&model, options.clone());
     let load_ms = began.elapsed().as_secs_f64() * 1e3;
+    let loaded = Loaded::of(&model, &arguments.model, before.as_ref());
     let given: Vec<_> = arguments.input.iter().chain(&arguments.shape).cloned().collect();
     let tensors = inputs::tensors(session.graph(), &given)?;
     let views: Vec<_> = tensors.iter().map(|(_, tensor)| tensor.as_ref().map(Tensor::view)).collect();
@@ -98,6 +110,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     times.sort_by(f64::total_cmp);
     let run_ms = times[times.len() / 2];
     let resident = Resident::of(std::process::id());
+    let session_bytes = more_sessions(arguments, &model, &options)?;
+    let reloads = reload::turns(arguments.reload, || {
+        let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
+        let session = Session::with_options(&model, arguments.options());
+        run_once(&session, &given)
+    })?;
     if let Some(directory) = &arguments.save_outputs {
         let graph = session.graph();
         let names = graph.outputs.iter().map(|&id| graph.values[id].name.as_str());
@@ -116,6 +134,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         "folded_nodes": figures.folded_nodes,
         "allocations_per_run": allocations,
         "minor_faults_per_run": faults,
+        "weight_bytes": loaded.weights,
+        "copied_weight_bytes": loaded.copied,
+        "loaded_weight_bytes": loaded.resident,
+        "loaded_bytes": loaded.grown,
+        "session_bytes": session_bytes,
+        "reload_bytes": reloads,
         "vm_hwm_before_bytes": before.as_ref().map(|resident| resident.most_bytes),
         "vm_rss_bytes": resident.as_ref().map(|resident| resident.bytes),
         "vm_hwm_bytes": resident.as_ref().map(|resident| resident.most_bytes),
@@ -141,5 +165,68 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             "the newest run: {allocations} allocations; page faults in a run from the third on: {faults} at most"
         );
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if reload::grows(&reloads) {
+        eprintln!("stepalloc model: memory grows by loading the model again and again");
+        ExitCode::from(GROWS)
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+impl Arguments {
+    fn options(&self) -> Options {
+        let options = Options::new().memory_pattern(!self.no_plan);
+        self.max_mem.map_or(options.clone(), |bytes| options.max_mem(bytes))
+    }
+}
+
+/// A model's weights right after it was read.
+struct Loaded {
+    weights: u64,
+    copied: u64,
+    resident: Option<u64>,
+    grown: Option<u64>,
+}
+
+impl Loaded {
+    fn of(model: &Model, path: &Path, before: Option<&Resident>) -> Self {
+        let grown = Resident::of(std::process::id())
+            .zip(before)
+            .map(|(now, before)| now.bytes.saturating_sub(before.bytes));
+        let weights = model.graph.weights();
+        let bytes = |counts: fn(&Tensor) -> usize| weights.iter().map(|tensor| counts(tensor) as u64).sum();
+        let folder = path.canonicalize().ok().and_then(|path| Some(path.parent()?.to_owned()));
+        let own: u64 = bytes(Tensor::own_bytes);
+        Self {
+            weights: bytes(|tensor| tensor.ty().bytes()),
+            copied: bytes(|tensor| if tensor.is_lent() { 0 } else { tensor.ty().bytes() }),
+            resident: folder.and_then(|folder| mapped_of(&folder)).map(|mapped| mapped + own),
+            grown,
+        }
+    }
+}
+
+/// Runs a session once with tensors bound.
+fn run_once(session: &Session, given: &[Given]) -> Result<(), String> {
+    let mut binding = session.binding();
+    for (name, tensor) in inputs::tensors(session.graph(), given)? {
+        if let Some(tensor) = tensor {
+            binding.bind_input(&name, tensor).map_err(|error| error.to_string())?;
+        }
+    }
+    binding.run().map_err(|error| error.to_string())
+}
+
+/// What all sessions but the first add to the process's memory, once each has run.
+fn more_sessions(arguments: &Arguments, model: &Model, options: &Options) -> Result<u64, String> {
+    let resident = || Resident::of(std::process::id()).map_or(0, |resident| resident.bytes);
+    let given: Vec<_> = arguments.input.iter().chain(&arguments.shape).cloned().collect();
+    let before = resident();
+    let mut sessions = Vec::new();
+    for _ in 1..arguments.sessions {
+        let session = Session::with_options(model, options.clone());
+        run_once(&session, &given)?;
+        sessions.push(session);
+    }
+    Ok(resident().saturating_sub(before))
 }

@@ -3,6 +3,7 @@
 mod infer;
 mod inputs;
 mod inspect;
+mod reload;
 mod test;
 
 use crate::USAGE;

@@ -5,6 +5,7 @@ mod functions;
 pub(crate) mod proto;
 mod read;
 mod tensors;
+mod weigh;
 
 pub use read::Model;
 pub use tensors::read_tensor;
