@@ -1,6 +1,5 @@
 //! A model as a graph: values, and the nodes that make them from others.
 
-use crate::arena::Arenas;
 use crate::element::DataType;
 use crate::operators::Operator;
 use crate::tensor::Tensor;
@@ -80,8 +79,6 @@ pub struct Graph {
     pub outputs: Vec<ValueId>,
     /// Of a graph within a node: values that are those of the graph around it.
     pub captured: Vec<ValueId>,
-    /// Of its sessions, where they have none of their own.
-    pub(crate) arenas: Arenas,
 }
 
 impl Graph {

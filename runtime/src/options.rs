@@ -88,7 +88,8 @@ impl Options {
         self
     }
 
-    /// Plans that are kept for sets of input types, at least one; 16 by default. The one used longest ago goes.
+    /// Plans that are kept for sets of input types, at least one; 16 by default. The one used longest ago goes. Sessions of one model
+    /// have plans in common, and as many more.
     #[must_use]
     pub fn plans(mut self, count: usize) -> Self {
         self.plans = count.max(1);

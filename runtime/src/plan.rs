@@ -20,7 +20,7 @@ use stepalloc_planner::{Block, Effort, Planner, Problem, verify};
 const FOLD_BYTES: usize = 64 << 10;
 
 /// What a plan may do. All of it is on by default.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharing {
     /// Values that are views of others lie where these lie, and outputs are written over inputs.
     pub in_place: bool,

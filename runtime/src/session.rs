@@ -12,7 +12,7 @@ use crate::run::Frame;
 use crate::tensor::{Tensor, Type, View};
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// Outputs of a model at most, in practice; more take memory in each run.
 const FEW: usize = 8;
@@ -60,7 +60,32 @@ pub(crate) struct Executor {
     arenas: Option<Arenas>,
     /// Weights that are copied from the file: bytes, and what counts for them from the first plan on.
     weights: (u64, OnceLock<Arc<Charge>>),
+    common: Arc<Common>,
+}
+
+/// What sessions of one graph have in common, if they plan alike: plans, and arenas unless they have others.
+#[derive(Default)]
+struct Common {
+    arenas: Arenas,
     kept: Mutex<Kept>,
+}
+
+/// What is in common now: the graph by its address, which a session keeps alive.
+static COMMON: Mutex<Vec<(usize, Sharing, Weak<Common>)>> = Mutex::new(Vec::new());
+
+impl Common {
+    fn of(graph: &Arc<Graph>, sharing: Sharing) -> Arc<Self> {
+        let mut all = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, _, common)| common.strong_count() > 0);
+        let address = Arc::as_ptr(graph) as usize;
+        let found = all.iter().find(|(of, how, _)| (*of, *how) == (address, sharing));
+        if let Some(common) = found.and_then(|(_, _, common)| common.upgrade()) {
+            return common;
+        }
+        let common = Arc::new(Self::default());
+        all.push((address, sharing, Arc::downgrade(&common)));
+        common
+    }
 }
 
 #[derive(Default)]
@@ -77,24 +102,19 @@ struct Kept {
 impl Executor {
     pub(crate) fn new(graph: Arc<Graph>, sharing: Sharing) -> Self {
         let options = Options { sharing, ..Options::default() };
-        Self { graph, options, arenas: None, weights: (0, OnceLock::new()), kept: Mutex::default() }
+        Self { graph, options, arenas: None, weights: (0, OnceLock::new()), common: Arc::default() }
     }
 
     fn with_options(graph: Arc<Graph>, options: Options) -> Self {
         let limited = options.max_mem < u64::MAX;
+        let common = Common::of(&graph, options.sharing);
         let arenas = match &options.arenas {
             Some(arenas) => arenas.clone(),
             None if limited => Arenas::with_max_mem(options.max_mem),
-            None => graph.arenas.clone(),
+            None => common.arenas.clone(),
         };
         let weights = if limited || arenas.is_limited() { graph.copied_bytes() } else { 0 };
-        Self {
-            graph,
-            options,
-            arenas: Some(arenas),
-            weights: (weights, OnceLock::new()),
-            kept: Mutex::default(),
-        }
+        Self { graph, options, arenas: Some(arenas), weights: (weights, OnceLock::new()), common }
     }
 
     /// What it takes memory from.
@@ -113,7 +133,7 @@ impl Executor {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.common.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The plan for inputs of these types, whatever is in them.
@@ -157,7 +177,7 @@ impl Executor {
         let plan = arenas.during(|| Plan::new(&self.graph, &key.types, told, self.options.sharing))?;
         let plan = Arc::new(plan);
         let mut kept = self.kept();
-        if kept.plans.len() >= self.options.plans {
+        if kept.plans.len() >= self.options.plans * Arc::strong_count(&self.common) {
             let oldest = kept.plans.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
             oldest.and_then(|oldest| kept.plans.remove(&oldest));
         }
@@ -269,7 +289,7 @@ impl Session {
         self.executor.arenas().statistics()
     }
 
-    /// Plans made so far.
+    /// Plans made so far, for all sessions of its model that plan as it does.
     pub fn plans_made(&self) -> u64 {
         self.executor.kept().made
     }

@@ -114,6 +114,18 @@ fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, String> {
     Tensor::from_bytes(ty, raw).ok_or_else(|| "it has too few bytes".into())
 }
 
+/// The tensor of packed floats, which are the bytes of a raw one: in one part, or more if the writer liked.
+fn from_parts(ty: Type, parts: &[Bytes]) -> Result<Tensor, String> {
+    let given: usize = parts.iter().map(Bytes::len).sum();
+    if given != ty.bytes() {
+        return Err(format!("{ty} has {} elements", given / ty.dtype.bytes()));
+    }
+    match parts {
+        [part] => from_raw(ty, part.clone()),
+        _ => from_raw(ty, parts.concat().into()),
+    }
+}
+
 /// Elements of less than a byte, the first in the lowest bits; signs are kept.
 fn unpack(bits: usize, packed: &[u8], elements: &mut [u8]) {
     let each = 8 / bits;
@@ -127,8 +139,8 @@ fn from_fields(ty: Type, proto: &TensorProto) -> Result<Tensor, String> {
     let (elements, dtype, text) = (ty.elements(), ty.dtype, ty.to_string());
     // Checked before anything of the size is allocated: a file can claim any shape.
     let given = match dtype {
-        DataType::F32 => proto.float_data.len(),
-        DataType::F64 => proto.double_data.len(),
+        DataType::F32 => return from_parts(ty, &proto.float_data),
+        DataType::F64 => return from_parts(ty, &proto.double_data),
         DataType::I64 => proto.int64_data.len(),
         DataType::U32 | DataType::U64 => proto.uint64_data.len(),
         _ if dtype.file_bits() < 8 => {
@@ -150,8 +162,6 @@ fn from_fields(ty: Type, proto: &TensorProto) -> Result<Tensor, String> {
         };
     }
     match dtype {
-        DataType::F32 => out.elements().copy_from_slice(&proto.float_data),
-        DataType::F64 => out.elements().copy_from_slice(&proto.double_data),
         DataType::I64 => out.elements().copy_from_slice(&proto.int64_data),
         DataType::U64 => out.elements().copy_from_slice(&proto.uint64_data),
         DataType::U32 => fill!(&proto.uint64_data, u32, |value| value as u32),

@@ -173,12 +173,11 @@ fn holds(kind: Kind, field: u64) -> Holds {
         (Kind::Attribute, 23) => many::<SparseTensorProto>(Kind::Sparse, 0),
         // Sizes end in the tensor's type.
         (Kind::Tensor, 1) => Integers(8, 8),
-        (Kind::Tensor, 4) => Floats(4, 4),
         (Kind::Tensor, 5) => Integers(4, 4),
-        (Kind::Tensor, 6) => Lent,
+        // Floats are used where they are.
+        (Kind::Tensor, 4 | 6 | 10) => Lent,
         (Kind::Tensor, 7 | 11) => Integers(8, 8),
         (Kind::Tensor, 8 | 12) => Text,
-        (Kind::Tensor, 10) => Floats(8, 8),
         (Kind::Tensor, 13 | 16) => entries(),
         (Kind::Sparse, 1 | 2) => One(Kind::Tensor),
         (Kind::Sparse, 3) => Integers(8, 0),
