@@ -254,6 +254,11 @@ impl Resident {
     }
 }
 
+/// Has VmHWM begin anew at what VmRSS is now. Where the system does not let us, it stays.
+pub fn forget_peak() {
+    let _ = fs::write("/proc/self/clear_refs", "5");
+}
+
 /// Bytes of this process's memory that are pages of files in a folder. Their names are told by the system, so without symbolic links.
 pub fn mapped_of(folder: &std::path::Path) -> Option<u64> {
     let smaps = fs::read_to_string("/proc/self/smaps").ok()?;

@@ -3,7 +3,7 @@
 use super::inputs::{self, Given};
 use super::reload;
 use crate::counting;
-use crate::os::{Resident, Usage, mapped_of};
+use crate::os::{Resident, Usage, forget_peak, mapped_of};
 use crate::output::Output;
 use crate::size;
 use serde_json::json;
@@ -28,7 +28,8 @@ allocations_per_run, minor_faults_per_run (the most of any run from the third on
 vm_hwm_before_bytes (right before the model is read); weight_bytes, loaded_weight_bytes (those in memory right after it was read),
 loaded_bytes (by how much the process grew meanwhile), copied_weight_bytes (those that are not used where they lie in the file).
 
---sessions: each is of the same model and runs once, with what is bound kept; session_bytes is what all but the first added to VmRSS.
+--sessions: each is of the same model and runs once; session_bytes is what all but the first added to VmRSS.
+--also: also_bytes is what these runs added to VmHWM, also_alive_bytes the most that is alive in any of them.
 --reload: reload_bytes has VmRSS after each turn; the exit status is 1 if it grew: blocks of 5 turns, after 30, 10 % above the
 first such block.
 
@@ -59,6 +60,9 @@ pub(super) struct Arguments {
     /// Make so many sessions of the model and run each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     sessions: u64,
+    /// Afterwards, run it with this input in this shape, once for each time it is said
+    #[arg(long, value_name = "NAME=1x3x224x224", value_parser = inputs::shaped)]
+    also: Vec<Given>,
     /// Open the model, plan, run and drop everything again so many times, and watch the memory
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     reload: u64,
@@ -81,8 +85,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let before = Resident::of(std::process::id());
     let began = Instant::now();
     let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
-    let options = arguments.options();
-    let session = Session::with_options(&model, options.clone());
+    let session = Session::with_options(&model, arguments.options());
     let load_ms = began.elapsed().as_secs_f64() * 1e3;
     let loaded = Loaded::of(&model, &arguments.model, before.as_ref());
     let given: Vec<_> = arguments.input.iter().chain(&arguments.shape).cloned().collect();
@@ -110,11 +113,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     times.sort_by(f64::total_cmp);
     let run_ms = times[times.len() / 2];
     let resident = Resident::of(std::process::id());
-    let session_bytes = more_sessions(arguments, &model, &options)?;
+    let session_bytes = more_sessions(arguments, &model, &given)?;
+    let (also_bytes, also_alive_bytes) = more_shapes(arguments, &session, &given)?;
     let reloads = reload::turns(arguments.reload, || {
         let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
         let session = Session::with_options(&model, arguments.options());
-        run_once(&session, &given)
+        run_once(&session, &inputs::tensors(session.graph(), &given)?)
     })?;
     if let Some(directory) = &arguments.save_outputs {
         let graph = session.graph();
@@ -139,6 +143,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         "loaded_weight_bytes": loaded.resident,
         "loaded_bytes": loaded.grown,
         "session_bytes": session_bytes,
+        "also_bytes": also_bytes,
+        "also_alive_bytes": also_alive_bytes,
         "reload_bytes": reloads,
         "vm_hwm_before_bytes": before.as_ref().map(|resident| resident.most_bytes),
         "vm_rss_bytes": resident.as_ref().map(|resident| resident.bytes),
@@ -206,27 +212,42 @@ impl Loaded {
     }
 }
 
-/// Runs a session once with tensors bound.
-fn run_once(session: &Session, given: &[Given]) -> Result<(), String> {
-    let mut binding = session.binding();
-    for (name, tensor) in inputs::tensors(session.graph(), given)? {
-        if let Some(tensor) = tensor {
-            binding.bind_input(&name, tensor).map_err(|error| error.to_string())?;
-        }
-    }
-    binding.run().map_err(|error| error.to_string())
+/// Runs a session once.
+fn run_once(session: &Session, tensors: &[(String, Option<Tensor>)]) -> Result<(), String> {
+    let given = tensors.iter().filter_map(|(name, tensor)| Some((name.as_str(), tensor.as_ref()?.view())));
+    session.run(&given.collect::<Vec<_>>()).map(|_| ()).map_err(|error| error.to_string())
+}
+
+fn resident() -> u64 {
+    Resident::of(std::process::id()).map_or(0, |resident| resident.bytes)
 }
 
 /// What all sessions but the first add to the process's memory, once each has run.
-fn more_sessions(arguments: &Arguments, model: &Model, options: &Options) -> Result<u64, String> {
-    let resident = || Resident::of(std::process::id()).map_or(0, |resident| resident.bytes);
-    let given: Vec<_> = arguments.input.iter().chain(&arguments.shape).cloned().collect();
+fn more_sessions(arguments: &Arguments, model: &Model, given: &[Given]) -> Result<u64, String> {
+    let tensors = inputs::tensors(&model.graph, given)?;
     let before = resident();
     let mut sessions = Vec::new();
     for _ in 1..arguments.sessions {
-        let session = Session::with_options(model, options.clone());
-        run_once(&session, &given)?;
+        let session = Session::with_options(model, arguments.options());
+        run_once(&session, &tensors)?;
         sessions.push(session);
     }
     Ok(resident().saturating_sub(before))
+}
+
+/// What runs on inputs of other shapes add to the process's peak, and the most that is alive in any of them.
+fn more_shapes(arguments: &Arguments, session: &Session, given: &[Given]) -> Result<(u64, u64), String> {
+    let (before, mut alive) = (resident(), 0);
+    forget_peak();
+    for shape in &arguments.also {
+        let others = given.iter().filter(|given| given.name() != shape.name());
+        let given: Vec<_> = others.chain([shape]).cloned().collect();
+        let tensors = inputs::tensors(session.graph(), &given)?;
+        let views: Vec<_> = tensors.iter().map(|(_, tensor)| tensor.as_ref().map(Tensor::view)).collect();
+        let figures = session.figures(&views).map_err(|error| error.to_string())?;
+        alive = alive.max(figures.lower_bound_bytes);
+        run_once(session, &tensors)?;
+    }
+    let peak = Resident::of(std::process::id()).map_or(0, |resident| resident.most_bytes);
+    Ok((peak.saturating_sub(before), alive))
 }
