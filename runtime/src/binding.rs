@@ -1,6 +1,7 @@
 //! Inputs and outputs that stay where they are from run to run.
 
 use crate::error::Error;
+use crate::options::RunOptions;
 use crate::outputs::Outputs;
 use crate::session::{Chosen, Session};
 use crate::tensor::{Tensor, View, ViewMut};
@@ -105,6 +106,19 @@ impl<'s> Binding<'s> {
 
     /// Runs the model on what is bound.
     pub fn run(&mut self) -> Result<(), Error> {
+        self.run_with(RunOptions::default())
+    }
+
+    /// The same, as told.
+    pub fn run_with(&mut self, options: RunOptions) -> Result<(), Error> {
+        let done = self.run_bound();
+        if options.shrink {
+            self.session.release_memory();
+        }
+        done
+    }
+
+    fn run_bound(&mut self) -> Result<(), Error> {
         let stale = |chosen: &Chosen| !chosen.is_for(|index| self.inputs[index].as_ref().map(Tensor::view));
         if self.planned.as_ref().is_some_and(stale) {
             self.planned = None;

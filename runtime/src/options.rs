@@ -96,3 +96,23 @@ impl Options {
         self
     }
 }
+
+/// Options of one run, named as in ONNX Runtime where it has them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunOptions {
+    pub(crate) shrink: bool,
+}
+
+impl RunOptions {
+    /// The defaults: arenas are kept.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// When it is done, arenas that no run has go back to the system (`memory.enable_memory_arena_shrinkage`).
+    #[must_use]
+    pub fn memory_arena_shrinkage(mut self, on: bool) -> Self {
+        self.shrink = on;
+        self
+    }
+}

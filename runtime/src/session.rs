@@ -5,7 +5,7 @@ use crate::binding::Binding;
 use crate::error::Error;
 use crate::graph::{Declared, Dim, Graph};
 use crate::onnx::Model;
-use crate::options::Options;
+use crate::options::{Options, RunOptions};
 use crate::outputs::Outputs;
 use crate::plan::{Figures, Plan, Sharing};
 use crate::run::Frame;
@@ -321,6 +321,15 @@ impl Session {
 
     /// Runs the model on inputs by name; outputs in the model's order.
     pub fn run(&self, inputs: &[(&str, View<'_>)]) -> Result<Vec<(String, Tensor)>, Error> {
+        self.run_with(inputs, RunOptions::default())
+    }
+
+    /// The same, as told.
+    pub fn run_with(
+        &self,
+        inputs: &[(&str, View<'_>)],
+        options: RunOptions,
+    ) -> Result<Vec<(String, Tensor)>, Error> {
         let graph = self.graph();
         let name = |id: usize| graph.values[id].name.as_str();
         for (given, _) in inputs {
@@ -344,7 +353,11 @@ impl Session {
             }
             views.push(given);
         }
-        let outputs = self.executor.run(&views)?;
+        let outputs = self.executor.run(&views);
+        if options.shrink {
+            self.release_memory();
+        }
+        let outputs = outputs?;
         Ok(graph.outputs.iter().map(|&id| name(id).to_owned()).zip(outputs).collect())
     }
 }

@@ -52,9 +52,10 @@ impl Model {
     }
 
     fn read(bytes: Bytes, folder: Folder) -> Result<Self, Error> {
-        weigh::check(&bytes)?;
-        let proto =
-            ModelProto::decode(bytes).map_err(|error| Error::model(format!("no ONNX model: {error}")))?;
+        let nodes = weigh::check(&bytes)?;
+        let graph = || GraphProto { node: Vec::with_capacity(nodes), ..GraphProto::default() };
+        let mut proto = ModelProto { graph: (nodes > 0).then(graph), ..ModelProto::default() };
+        proto.merge(bytes).map_err(|error| Error::model(format!("no ONNX model: {error}")))?;
         let graph = proto.graph.ok_or_else(|| Error::model("no ONNX model: it has no graph"))?;
         let opsets = versions(&proto.opset_import);
         let mut reader =
@@ -168,6 +169,7 @@ impl<'a> Reader<'a> {
         }
         let mut nodes = Vec::with_capacity(proto.node.len());
         self.functions.inline(proto.node, 0, None, &mut nodes)?;
+        building.graph.nodes.reserve_exact(nodes.len());
         for index in in_order(&nodes)? {
             let (node, opsets) = std::mem::take(&mut nodes[index]);
             self.node(node, opsets, &mut building)?;

@@ -15,7 +15,7 @@ use crate::graph::{Attribute, Node, Value};
 use crate::tensor::{ALIGNMENT, Tensor};
 use prost::bytes::Bytes;
 
-/// A file may take so many times its size, and so much more: five thousand nodes without their weights, which may be in another file.
+/// A file may take so many times its size, and so much more: twenty thousand nodes whose weights are in another file.
 const TIMES: u64 = 10;
 const BASE: u64 = 16 << 20;
 /// Messages may lie within each other so deep: a little more than what prost refuses.
@@ -24,10 +24,10 @@ const DEPTH: usize = 110;
 const BLOCK: u64 = 16;
 /// A name as a key of a table, which may be half empty, with its number.
 const KEY: u64 = 2 * (size_of::<(String, usize)>() as u64 + 1) + BLOCK;
-/// Of each node when it is understood: itself in a vector that doubles, its operator, its place in the order.
-const NODE: u64 = 3 * size_of::<Node>() as u64 + 256;
-/// Of each value: itself in a vector that doubles, and its name in three tables.
-const VALUE: u64 = 3 * size_of::<Value>() as u64 + 3 * KEY;
+/// Of each node when it is understood: itself twice, its operator, its place in the order.
+const NODE: u64 = (size_of::<Node>() + size_of::<NodeProto>()) as u64 + 272;
+/// Of each value: itself in a vector that doubles, and its name in two tables.
+const VALUE: u64 = 3 * size_of::<Value>() as u64 + 2 * KEY;
 /// Of each attribute: itself in a table.
 const ATTRIBUTE: u64 = 2 * size_of::<(String, Attribute)>() as u64 + KEY;
 /// Of each tensor.
@@ -37,12 +37,13 @@ const TAKEN: u64 = 96;
 /// Each byte of messages that no model has but for curiosity: more than the smallest of them take.
 const RARE: u64 = 300;
 
-/// Whether decoding so many bytes is within bounds.
-pub(super) fn check(file: &Bytes) -> Result<(), Error> {
-    let allowed = allowed(file.len());
-    let bytes = weigh(file).map_err(|Group| Error::model("no ONNX model: it has groups"))?;
+/// Whether decoding so many bytes is within bounds. Returns how many nodes the model's graph has, for which there must be room
+/// before it is decoded.
+pub(super) fn check(file: &Bytes) -> Result<usize, Error> {
+    let allowed = TIMES * file.len() as u64 + BASE;
+    let (bytes, nodes) = weigh(file).map_err(|Group| Error::model("no ONNX model: it has groups"))?;
     if bytes <= allowed {
-        return Ok(());
+        return Ok(nodes as usize);
     }
     let why = format!(
         "its messages are so small that they would take {bytes} bytes in memory; {TIMES} times the file and {BASE} bytes are allowed"
@@ -50,17 +51,12 @@ pub(super) fn check(file: &Bytes) -> Result<(), Error> {
     Err(Error::model(why))
 }
 
-/// What a file of so many bytes may take.
-fn allowed(bytes: usize) -> u64 {
-    TIMES * bytes as u64 + BASE
-}
-
-/// Bytes of memory that a model in this file takes at most while it is read.
-fn weigh(file: &[u8]) -> Result<u64, Group> {
-    let mut weigher = Weigher { total: 0, graphs: 0 };
+/// Bytes of memory that a model in this file takes at most while it is read, and nodes of its graph.
+fn weigh(file: &[u8]) -> Result<(u64, u64), Group> {
+    let mut weigher = Weigher { total: 0, graphs: 0, nodes: 0 };
     match weigher.message(Kind::Model, file, 0) {
         // What ends too early is counted as far as it goes: decoding does not get further.
-        Ok(()) | Err(Stop::Short) => Ok(weigher.total),
+        Ok(()) | Err(Stop::Short) => Ok((weigher.total, weigher.nodes)),
         Err(Stop::Group) => Err(Group),
     }
 }
@@ -79,6 +75,8 @@ struct Weigher {
     total: u64,
     /// Graphs around what is looked at.
     graphs: u64,
+    /// Nodes of the model's graph.
+    nodes: u64,
 }
 
 /// Messages of ONNX.
@@ -147,7 +145,7 @@ fn holds(kind: Kind, field: u64) -> Holds {
         (Kind::Model, 25) => many::<FunctionProto>(Kind::Function, 2 * KEY),
         (Kind::Graph, 1) => many::<NodeProto>(Kind::Node, NODE),
         (Kind::Graph, 2 | 10) => Text,
-        (Kind::Graph, 5) => many::<TensorProto>(Kind::Tensor, VALUE + TENSOR),
+        (Kind::Graph, 5) => many::<TensorProto>(Kind::Tensor, VALUE + KEY + TENSOR),
         (Kind::Graph, 11 | 12) => many::<ValueInfoProto>(Kind::ValueInfo, VALUE),
         (Kind::Graph, 13) => many::<ValueInfoProto>(Kind::ValueInfo, 0),
         (Kind::Graph, 14) => many::<TensorAnnotation>(Kind::Annotation, 0),
@@ -223,6 +221,12 @@ impl Weigher {
         self.graphs += u64::from(matches!(kind, Kind::Graph));
         let done = self.fields(kind, bytes, depth, &mut vectors);
         self.graphs -= u64::from(matches!(kind, Kind::Graph));
+        if depth == 1 && matches!(kind, Kind::Graph) {
+            // There is room for them before.
+            let (count, size) = std::mem::take(&mut vectors[1]);
+            self.nodes += count;
+            self.total += count * size + BLOCK;
+        }
         for (count, size) in vectors.into_iter().filter(|(count, _)| *count > 0) {
             // Room doubles; while it does, the half that was there is there as well.
             let room = count.next_power_of_two().max(4);
@@ -271,8 +275,8 @@ impl Weigher {
             let text = length as u64 + BLOCK;
             match held {
                 Holds::Nothing => {}
-                // In the message, in the graph, as a key.
-                Holds::Text => self.total += 3 * text,
+                // In the message and in the graph.
+                Holds::Text => self.total += 2 * text,
                 Holds::Taken => {
                     add(1, size_of::<String>());
                     // What a graph takes from outside is a value of it, and of those around it.
@@ -280,7 +284,7 @@ impl Weigher {
                 }
                 Holds::Made => {
                     add(1, size_of::<String>());
-                    self.total += 4 * text + VALUE;
+                    self.total += 3 * text + VALUE;
                 }
                 Holds::Lent => {
                     add(1, size_of::<Bytes>());

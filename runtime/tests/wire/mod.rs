@@ -1,4 +1,5 @@
 //! Protobuf messages by hand, so that they can be wrong.
+#![allow(dead_code, reason = "not every test binary needs every part")]
 
 /// A message's bytes so far. Parts made by [`node`], [`tensor`] and [`value`] know the field of a graph that they are.
 #[derive(Clone, Default)]
@@ -102,6 +103,13 @@ pub fn value(field: u64, name: &str, dtype: u64, dims: &[usize]) -> Message {
     let shape = dims
         .iter()
         .fold(Message::new(), |shape, &dim| shape.message(1, &Message::new().number(1, dim as u64)));
+    let ty = Message::new().message(1, &Message::new().number(1, dtype).message(2, &shape));
+    Message { field: Some(field), ..Message::new() }.text(1, name).message(2, &ty)
+}
+
+/// The same with sizes that are open.
+pub fn open_value(field: u64, name: &str, dtype: u64, rank: usize) -> Message {
+    let shape = (0..rank).fold(Message::new(), |shape, _| shape.message(1, &Message::new()));
     let ty = Message::new().message(1, &Message::new().number(1, dtype).message(2, &shape));
     Message { field: Some(field), ..Message::new() }.text(1, name).message(2, &ty)
 }
