@@ -254,6 +254,26 @@ impl Resident {
     }
 }
 
+/// Has VmHWM begin anew at what VmRSS is now. Where the system does not let us, it stays.
+pub fn forget_peak() {
+    let _ = fs::write("/proc/self/clear_refs", "5");
+}
+
+/// Bytes of this process's memory that are pages of files in a folder. Their names are told by the system, so without symbolic links.
+pub fn mapped_of(folder: &std::path::Path) -> Option<u64> {
+    let smaps = fs::read_to_string("/proc/self/smaps").ok()?;
+    let (mut within, mut kibibytes) = (false, 0);
+    for line in smaps.lines() {
+        if let Some(resident) = line.strip_prefix("Rss:") {
+            let size = resident.trim().strip_suffix(" kB")?.parse::<u64>().ok()?;
+            kibibytes += if within { size } else { 0 };
+        } else if line.split(' ').next().is_some_and(|range| range.contains('-')) {
+            within = line.find('/').is_some_and(|at| std::path::Path::new(&line[at..]).starts_with(folder));
+        }
+    }
+    Some(kibibytes << 10)
+}
+
 /// What a process has used.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
@@ -296,5 +316,13 @@ mod tests {
         let own = Resident::of(std::process::id()).expect("this process");
         assert!(own.bytes > 1 << 20 && own.bytes <= own.most_bytes, "{own:?}");
         assert_eq!(Resident::of(u32::MAX), None);
+    }
+
+    #[test]
+    fn the_programs_own_pages_are_those_of_its_folder() {
+        let program = std::env::current_exe().expect("it has a file").canonicalize().expect("it is there");
+        let folder = program.parent().expect("a folder");
+        assert!(mapped_of(folder).is_some_and(|bytes| bytes > 0));
+        assert_eq!(mapped_of(&folder.join("nowhere")), Some(0));
     }
 }

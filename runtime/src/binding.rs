@@ -1,13 +1,13 @@
 //! Inputs and outputs that stay where they are from run to run.
 
-use crate::arena::Arena;
 use crate::error::Error;
+use crate::outputs::Outputs;
 use crate::session::{Chosen, Session};
 use crate::tensor::{Tensor, View, ViewMut};
 use crate::watch::RunOptions;
 
-/// Tensors bound to a session's inputs and outputs, with an arena of its own: from the second run on no tensor is allocated, as
-/// long as all types follow from those of the inputs. Some operators still take small blocks of their own.
+/// Tensors bound to a session's inputs and outputs: from the second run on no tensor is allocated, as long as all types follow from
+/// those of the inputs. Some operators still take small blocks of their own.
 ///
 /// ```no_run
 /// # use stepalloc_runtime::{Model, Session, Tensor, Error};
@@ -21,9 +21,9 @@ use crate::watch::RunOptions;
 pub struct Binding<'s> {
     session: &'s Session,
     inputs: Vec<Option<Tensor>>,
-    outputs: Vec<Option<Tensor>>,
+    outputs: Outputs,
     /// What the inputs are planned as; forgotten when one of another type is bound.
-    planned: Option<(Chosen, Arena)>,
+    planned: Option<Chosen>,
 }
 
 impl<'s> Binding<'s> {
@@ -32,15 +32,8 @@ impl<'s> Binding<'s> {
         Self {
             session,
             inputs: vec![None; graph.inputs.len()],
-            outputs: vec![None; graph.outputs.len()],
+            outputs: Outputs::new(graph.outputs.len(), &session.executor().arenas()),
             planned: None,
-        }
-    }
-
-    /// Forgets the plan; the arena goes back to the session.
-    fn forget(&mut self) {
-        if let Some((_, arena)) = self.planned.take() {
-            self.session.executor().give_back(arena);
         }
     }
 
@@ -62,7 +55,7 @@ impl<'s> Binding<'s> {
         self.session.check(number, &tensor.view())?;
         let before = self.inputs[number].replace(tensor);
         if before.as_ref().map(Tensor::ty) != self.inputs[number].as_ref().map(Tensor::ty) {
-            self.forget();
+            self.planned = None;
         }
         Ok(before)
     }
@@ -80,35 +73,34 @@ impl<'s> Binding<'s> {
     /// of is replaced.
     pub fn bind_output(&mut self, name: &str, tensor: Tensor) -> Result<(), Error> {
         let number = self.output_number(name)?;
-        self.outputs[number] = Some(tensor);
+        self.outputs.put(number, Some(tensor));
         Ok(())
     }
 
     /// An output of the newest run.
     pub fn output(&self, name: &str) -> Result<View<'_>, Error> {
-        let made = self.outputs[self.output_number(name)?].as_ref();
+        let made = self.outputs.tensors[self.output_number(name)?].as_ref();
         made.map(Tensor::view).ok_or_else(|| Error::Argument(format!("output {name} was not made yet")))
     }
 
     /// All outputs of the newest run, in the model's order.
     pub fn outputs(&self) -> impl Iterator<Item = Option<&Tensor>> {
-        self.outputs.iter().map(Option::as_ref)
+        self.outputs.tensors.iter().map(Option::as_ref)
     }
 
     /// Forgets all inputs.
     pub fn clear_inputs(&mut self) {
         self.inputs.fill(None);
-        self.forget();
+        self.planned = None;
     }
 
     /// Forgets all outputs.
     pub fn clear_outputs(&mut self) {
-        self.outputs.fill(None);
+        (0..self.outputs.tensors.len()).for_each(|index| self.outputs.put(index, None));
     }
 
-    /// Gives the arena back to the system until the next run.
-    pub fn release_memory(&mut self) {
-        self.forget();
+    /// Gives arenas back to the system until the next run.
+    pub fn release_memory(&self) {
         self.session.release_memory();
     }
 
@@ -119,29 +111,27 @@ impl<'s> Binding<'s> {
 
     /// The same, as told.
     pub fn run_with(&mut self, mut options: RunOptions<'_>) -> Result<(), Error> {
-        let stale = |(chosen, _): &(Chosen, Arena)| {
-            !chosen.is_for(|index| self.inputs[index].as_ref().map(Tensor::view))
-        };
+        let done = self.run_bound(&mut options);
+        if options.shrinks() {
+            self.session.release_memory();
+        }
+        done
+    }
+
+    fn run_bound(&mut self, options: &mut RunOptions<'_>) -> Result<(), Error> {
+        let stale = |chosen: &Chosen| !chosen.is_for(|index| self.inputs[index].as_ref().map(Tensor::view));
         if self.planned.as_ref().is_some_and(stale) {
-            self.forget();
+            self.planned = None;
         }
         let (session, inputs) = (self.session, &self.inputs);
-        let (chosen, arena) = match &mut self.planned {
+        let chosen = match &mut self.planned {
             Some(planned) => planned,
             None => {
                 let views: Vec<_> = inputs.iter().map(|input| input.as_ref().map(Tensor::view)).collect();
                 session.check_all(&views)?;
-                let chosen = session.executor().choose(&views)?;
-                let arena = session.executor().arena(&chosen.plan)?;
-                self.planned.insert((chosen, arena))
+                self.planned.insert(session.executor().choose(&views)?)
             }
         };
-        session.executor().run_in(&chosen.plan, inputs, arena, &mut self.outputs, &mut options)
-    }
-}
-
-impl Drop for Binding<'_> {
-    fn drop(&mut self) {
-        self.forget();
+        session.executor().run_in(&chosen.plan, inputs, &mut self.outputs, options)
     }
 }

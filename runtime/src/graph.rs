@@ -3,7 +3,7 @@
 use crate::element::DataType;
 use crate::operators::Operator;
 use crate::tensor::Tensor;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 /// A value's number in its graph.
@@ -90,6 +90,32 @@ pub struct Graph {
     pub outputs: Vec<ValueId>,
     /// Of a graph within a node: values that are those of the graph around it.
     pub captured: Vec<ValueId>,
+}
+
+impl Graph {
+    /// Tensors that the model has, those of graphs within nodes too, each once.
+    pub fn weights(&self) -> Vec<Arc<Tensor>> {
+        let (mut seen, mut found) = (HashSet::new(), Vec::new());
+        self.collect_weights(&mut seen, &mut found);
+        found
+    }
+
+    fn collect_weights(&self, seen: &mut HashSet<*const Tensor>, found: &mut Vec<Arc<Tensor>>) {
+        let values = self.values.iter().filter_map(|value| value.constant.clone());
+        let nodes = self.nodes.iter().filter_map(|node| node.operator.constant());
+        found.extend(values.chain(nodes).filter(|tensor| seen.insert(Arc::as_ptr(tensor))));
+        for attribute in self.nodes.iter().flat_map(|node| node.attributes.0.values()) {
+            if let Attribute::Graph(graph) = attribute {
+                graph.collect_weights(seen, found);
+            }
+        }
+    }
+
+    /// Bytes of weights that are, or will be, copied into memory.
+    pub(crate) fn copied_bytes(&self) -> u64 {
+        let weights = self.weights();
+        weights.iter().filter(|tensor| !tensor.is_lent()).map(|tensor| tensor.ty().bytes() as u64).sum()
+    }
 }
 
 /// What a node is told beside its inputs.

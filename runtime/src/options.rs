@@ -1,5 +1,6 @@
 //! How a session is to run.
 
+use crate::arena::{ArenaExtendStrategy, Arenas};
 use crate::plan::Sharing;
 
 /// Options of a session, named as in ONNX Runtime where it has them.
@@ -9,17 +10,26 @@ use crate::plan::Sharing;
 ///
 /// let options = Options::new().max_mem(64 << 20).memory_pattern(true);
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     pub(crate) sharing: Sharing,
-    pub(crate) arenas: bool,
+    pub(crate) keep_arenas: bool,
+    pub(crate) extend: ArenaExtendStrategy,
+    pub(crate) arenas: Option<Arenas>,
     pub(crate) max_mem: u64,
     pub(crate) plans: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { sharing: Sharing::default(), arenas: true, max_mem: u64::MAX, plans: 16 }
+        Self {
+            sharing: Sharing::default(),
+            keep_arenas: true,
+            extend: ArenaExtendStrategy::default(),
+            arenas: None,
+            max_mem: u64::MAX,
+            plans: 16,
+        }
     }
 }
 
@@ -40,19 +50,46 @@ impl Options {
     /// The arena is kept for the next run; on by default. Off (`enable_cpu_mem_arena`), it goes back to the system after each.
     #[must_use]
     pub fn memory_arena(mut self, on: bool) -> Self {
-        self.arenas = on;
+        self.keep_arenas = on;
         self
     }
 
-    /// Arenas that the session has at one time may have so many bytes in all; a run that would need more is an error before
-    /// anything is computed. Outputs, and what cannot be planned, do not count.
+    /// How large an arena is made; as large as the plan says by default.
+    #[must_use]
+    pub fn arena_extend_strategy(mut self, strategy: ArenaExtendStrategy) -> Self {
+        self.extend = strategy;
+        self
+    }
+
+    /// Arenas that the session uses in turns with others. By default the sessions of one model share theirs, unless they have a
+    /// limit.
+    #[must_use]
+    pub fn arenas(mut self, arenas: &Arenas) -> Self {
+        self.arenas = Some(arenas.clone());
+        self
+    }
+
+    /// The session may have so many bytes at one time. What counts: its arenas, outputs it makes (of [`Session::run`] until it
+    /// returns, of a [`Binding`] as long as they are bound), tensors that could not be planned, and weights that are copied from
+    /// the file. What does not: weights that stay in the file, inputs and outputs that the caller gives, the graph, plans, and
+    /// small blocks that operators take.
+    ///
+    /// A run that would need more is an error: before anything is computed, unless it is of nodes whose outputs' sizes are only
+    /// known when they run. The session can be used after it, with smaller inputs.
+    ///
+    /// A session with a limit has arenas of its own. If it is given others, it keeps to both limits; its own one counts its
+    /// weights, its plan and its outputs then.
+    ///
+    /// [`Session::run`]: crate::Session::run
+    /// [`Binding`]: crate::Binding
     #[must_use]
     pub fn max_mem(mut self, bytes: u64) -> Self {
         self.max_mem = bytes;
         self
     }
 
-    /// Plans that are kept for sets of input types, at least one; 16 by default. The one used longest ago goes.
+    /// Plans that are kept for sets of input types, at least one; 16 by default. The one used longest ago goes. Sessions of one model
+    /// have plans in common, and as many more.
     #[must_use]
     pub fn plans(mut self, count: usize) -> Self {
         self.plans = count.max(1);

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::graph::{Attribute, Graph, Node, ValueId};
 use crate::inline::{inline, is_if};
 use crate::operators::{Known, Reuse, Unclear};
+use crate::order::{self, Task};
 use crate::run::run_one;
 use crate::tensor::{ALIGNMENT, Tensor, Type, View};
 use std::collections::HashMap;
@@ -20,7 +21,7 @@ use stepalloc_planner::{Block, Effort, Planner, Problem, verify};
 const FOLD_BYTES: usize = 64 << 10;
 
 /// What a plan may do. All of it is on by default.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharing {
     /// Values that are views of others lie where these lie, and outputs are written over inputs.
     pub in_place: bool,
@@ -247,12 +248,12 @@ impl<'g> Drafting<'g> {
         Ok(())
     }
 
-    /// Leaves out nodes that nobody needs; returns, for each value, the step that needs it last (outputs: one past the last step).
-    fn last_uses(&mut self) -> Vec<Option<usize>> {
+    /// The nodes that somebody needs, in the file's order.
+    fn needed(&mut self) -> Vec<(usize, bool)> {
         let mut needed = vec![false; self.types.len()];
         self.graph.outputs.iter().for_each(|&id| needed[id] = true);
         let mut kept = Vec::new();
-        for &(index, on_heap) in self.running.iter().rev() {
+        for (index, on_heap) in std::mem::take(&mut self.running).into_iter().rev() {
             let node = &self.graph.nodes[index];
             if node.outputs.iter().flatten().any(|&id| needed[id]) || !self.sharing.reuse {
                 inputs_of(node).flatten().for_each(|id| needed[id] = true);
@@ -260,13 +261,37 @@ impl<'g> Drafting<'g> {
             }
         }
         kept.reverse();
-        self.running = self.late(kept);
+        self.late(kept)
+    }
+
+    /// For each value, the step that needs it last (outputs: one past the last step).
+    fn last_uses(&self, running: &[(usize, bool)]) -> Vec<Option<usize>> {
         let mut last = vec![None; self.types.len()];
-        for (step, &(index, _)) in self.running.iter().enumerate() {
+        for (step, &(index, _)) in running.iter().enumerate() {
             inputs_of(&self.graph.nodes[index]).flatten().for_each(|id| last[id] = Some(step));
         }
-        self.graph.outputs.iter().for_each(|&id| last[id] = Some(self.running.len()));
+        self.graph.outputs.iter().for_each(|&id| last[id] = Some(running.len()));
         last
+    }
+
+    /// Other orders of the same nodes.
+    fn other_orders(&self, running: &[(usize, bool)]) -> Vec<Vec<(usize, bool)>> {
+        if !self.sharing.reuse {
+            return Vec::new();
+        }
+        let task = |&(index, _): &(usize, bool)| {
+            let node = &self.graph.nodes[index];
+            Task {
+                takes: inputs_of(node).flatten().collect(),
+                makes: node.outputs.iter().flatten().copied().collect(),
+                keeps_order: !node.operator.is_pure(),
+            }
+        };
+        let tasks: Vec<_> = running.iter().map(task).collect();
+        let bytes: Vec<_> =
+            self.types.iter().map(|ty| ty.as_ref().map_or(0, |ty| ty.bytes() as u64)).collect();
+        let orders = order::others(&tasks, &bytes, &self.graph.outputs).into_iter();
+        orders.map(|order| order.into_iter().map(|at| running[at]).collect()).collect()
     }
 
     /// Puts nodes that depend on no input right before the first that needs them: weights that are computed, which would else be
@@ -307,9 +332,26 @@ impl<'g> Drafting<'g> {
         order
     }
 
+    /// Takes the order whose load is least.
     fn place(mut self) -> Result<Plan, Error> {
-        let last = self.last_uses();
-        let (graph, end) = (Arc::clone(self.graph), self.running.len());
+        let file = self.needed();
+        let orders = self.other_orders(&file);
+        let mut best = self.lay_out(file);
+        for order in orders {
+            let other = self.lay_out(order);
+            // Equal ones would only differ from what the model's author had in mind.
+            if other.problem.load().max < best.problem.load().max {
+                best = other;
+            }
+        }
+        best.finish(self)
+    }
+
+    /// What lies where, and which steps there are, if the nodes run in this order; all but the offsets.
+    fn lay_out(&self, running: Vec<(usize, bool)>) -> Layout {
+        let mut figures = self.figures;
+        let last = self.last_uses(&running);
+        let (graph, end) = (self.graph, running.len());
         let mut outputs = HashMap::new();
         for (index, &id) in graph.outputs.iter().enumerate() {
             outputs.entry(id).or_insert(index);
@@ -325,11 +367,10 @@ impl<'g> Drafting<'g> {
         let mut buffers: Vec<Buffer> = Vec::new();
         let mut buffer_of: Vec<Option<usize>> = vec![None; places.len()];
         let (mut steps, mut scratches) = (Vec::new(), Vec::new());
-        let running = std::mem::take(&mut self.running);
         for (at, &(index, on_heap)) in running.iter().enumerate() {
             let node = &graph.nodes[index];
             if on_heap {
-                self.figures.unplanned_nodes += 1;
+                figures.unplanned_nodes += 1;
                 node.outputs.iter().flatten().for_each(|&id| places[id] = Place::Heap);
                 steps.push(Step {
                     node: index,
@@ -343,7 +384,7 @@ impl<'g> Drafting<'g> {
             // What runs within it has plans and arenas of its own.
             let has_graph =
                 node.attributes.0.values().any(|attribute| matches!(attribute, Attribute::Graph(_)));
-            self.figures.unplanned_nodes += u64::from(has_graph);
+            figures.unplanned_nodes += u64::from(has_graph);
             let mut in_place = None;
             let first = node.outputs.first().copied().flatten();
             let mut reuse = if self.sharing.in_place { node.operator.reuse() } else { Reuse::No };
@@ -356,14 +397,14 @@ impl<'g> Drafting<'g> {
                 match (&places[*source], buffer_of[*source]) {
                     (Place::Input(_) | Place::Known(_), _) if !is_output => {
                         places[made] = places[*source].clone();
-                        self.figures.inplace_tensors += 1;
+                        figures.inplace_tensors += 1;
                         continue;
                     }
                     (_, Some(buffer)) if !(is_output && buffers[buffer].output.is_some()) => {
                         buffer_of[made] = Some(buffer);
                         buffers[buffer].last = buffers[buffer].last.max(last[made].unwrap_or(at));
                         buffers[buffer].output = buffers[buffer].output.or(outputs.get(&made).copied());
-                        self.figures.inplace_tensors += 1;
+                        figures.inplace_tensors += 1;
                         continue;
                     }
                     _ => {}
@@ -387,7 +428,7 @@ impl<'g> Drafting<'g> {
                     buffer_of[made] = Some(buffer);
                     buffers[buffer].last = last[made].unwrap_or(at);
                     buffers[buffer].output = buffers[buffer].output.or(outputs.get(&made).copied());
-                    self.figures.inplace_tensors += 1;
+                    figures.inplace_tensors += 1;
                 }
             }
             for id in
@@ -418,30 +459,20 @@ impl<'g> Drafting<'g> {
             .map(|buffer| (buffer.output.is_none(), buffer.bytes, buffer.first, buffer.last.min(end)))
             .chain(scratches.iter().map(|&(_, at, bytes)| (true, bytes, at, at)))
             .collect();
-        let offsets = self.offsets(&blocks)?;
-        for (&(step, ..), &offset) in scratches.iter().zip(&offsets[buffers.len()..]) {
-            steps[step].scratch.0 = offset;
-        }
-        for (id, buffer) in buffer_of.iter().enumerate() {
-            if let Some(buffer) = *buffer {
-                places[id] = buffers[buffer].output.map_or(Place::Arena(offsets[buffer]), Place::Output);
+        let there: Vec<_> =
+            (0..blocks.len()).filter(|&index| blocks[index].0 && blocks[index].1 > 0).collect();
+        let block = |&index: &usize| {
+            let (_, bytes, first, last) = blocks[index];
+            Block {
+                id: index as u64,
+                lower: first as u64,
+                upper: last as u64 + 1,
+                size: bytes.next_multiple_of(ALIGNMENT) as u64,
+                align: ALIGNMENT as u64,
             }
-        }
-        self.figures.planned_tensors = buffer_of.iter().flatten().count() as u64;
-        let elsewhere = |(index, &id): (usize, &ValueId)| {
-            (!matches!(places[id], Place::Output(there) if there == index)).then_some((id, index))
         };
-        let copies = graph.outputs.iter().enumerate().filter_map(elsewhere).collect();
-        let numbers: HashMap<_, _> = steps.iter().enumerate().map(|(at, step)| (step.node, at)).collect();
-        for (id, place) in places.iter().enumerate() {
-            if let (Place::Heap, Some(at)) = (place, last[id])
-                && let Some(&(index, _)) = running.get(at)
-                && let Some(&step) = numbers.get(&index)
-            {
-                steps[step].drops.push(id);
-            }
-        }
-        Ok(Plan { graph, types: self.types, places, steps, copies, figures: self.figures })
+        let problem = Problem::new(there.iter().map(block).collect());
+        Layout { running, last, places, buffers, buffer_of, steps, scratches, there, problem, figures }
     }
 
     fn scratch(&self, node: &Node) -> usize {
@@ -456,32 +487,68 @@ impl<'g> Drafting<'g> {
             .collect();
         node.operator.scratch(&Known { types: &types, values: &views }, &made)
     }
+}
 
-    /// Offsets of what lies in the arena: (whether it does, bytes, first step, last step).
-    fn offsets(&mut self, blocks: &[(bool, usize, usize, usize)]) -> Result<Vec<usize>, Error> {
-        let mut offsets = vec![0; blocks.len()];
-        let there: Vec<_> =
-            (0..blocks.len()).filter(|&index| blocks[index].0 && blocks[index].1 > 0).collect();
-        let block = |&index: &usize| {
-            let (_, bytes, first, last) = blocks[index];
-            Block {
-                id: index as u64,
-                lower: first as u64,
-                upper: last as u64 + 1,
-                size: bytes.next_multiple_of(ALIGNMENT) as u64,
-                align: ALIGNMENT as u64,
+/// What lies where but for the offsets, for one order of the nodes.
+struct Layout {
+    running: Vec<(usize, bool)>,
+    last: Vec<Option<usize>>,
+    places: Vec<Place>,
+    buffers: Vec<Buffer>,
+    buffer_of: Vec<Option<usize>>,
+    steps: Vec<Step>,
+    /// Of scratch memory: number and time of the step, and bytes.
+    scratches: Vec<(usize, usize, usize)>,
+    /// Buffers followed by scratch memory: those that lie in the arena.
+    there: Vec<usize>,
+    problem: Problem,
+    figures: Figures,
+}
+
+impl Layout {
+    fn finish(mut self, draft: Drafting<'_>) -> Result<Plan, Error> {
+        let offsets = self.offsets()?;
+        let Self { running, last, mut places, buffers, buffer_of, mut steps, scratches, mut figures, .. } =
+            self;
+        let graph = Arc::clone(draft.graph);
+        for (&(step, ..), &offset) in scratches.iter().zip(&offsets[buffers.len()..]) {
+            steps[step].scratch.0 = offset;
+        }
+        for (id, buffer) in buffer_of.iter().enumerate() {
+            if let Some(buffer) = *buffer {
+                places[id] = buffers[buffer].output.map_or(Place::Arena(offsets[buffer]), Place::Output);
             }
+        }
+        figures.planned_tensors = buffer_of.iter().flatten().count() as u64;
+        let elsewhere = |(index, &id): (usize, &ValueId)| {
+            (!matches!(places[id], Place::Output(there) if there == index)).then_some((id, index))
         };
-        let problem = Problem::new(there.iter().map(block).collect());
+        let copies = graph.outputs.iter().enumerate().filter_map(elsewhere).collect();
+        let numbers: HashMap<_, _> = steps.iter().enumerate().map(|(at, step)| (step.node, at)).collect();
+        for (id, place) in places.iter().enumerate() {
+            if let (Place::Heap, Some(at)) = (place, last[id])
+                && let Some(&(index, _)) = running.get(at)
+                && let Some(&step) = numbers.get(&index)
+            {
+                steps[step].drops.push(id);
+            }
+        }
+        Ok(Plan { graph, types: draft.types, places, steps, copies, figures })
+    }
+
+    /// Offsets in the arena, of buffers followed by scratch memory.
+    fn offsets(&mut self) -> Result<Vec<usize>, Error> {
+        let mut offsets = vec![0; self.buffers.len() + self.scratches.len()];
+        let problem = &self.problem;
         if problem.blocks.is_empty() {
             return Ok(offsets);
         }
         let fail = |what: String| Error::model(format!("its tensors cannot be planned: {what}"));
         let plan =
-            Planner::new().effort(Effort::Normal).plan(&problem).map_err(|error| fail(error.to_string()))?;
+            Planner::new().effort(Effort::Normal).plan(problem).map_err(|error| fail(error.to_string()))?;
         // Tensors that share bytes by mistake would be wrong results: the plan is believed no more than a file.
-        verify(&problem, &plan.offsets, plan.height).map_err(|error| fail(error.to_string()))?;
-        for (&index, &offset) in there.iter().zip(&plan.offsets) {
+        verify(problem, &plan.offsets, plan.height).map_err(|error| fail(error.to_string()))?;
+        for (&index, &offset) in self.there.iter().zip(&plan.offsets) {
             offsets[index] = offset as usize;
         }
         self.figures.arena_bytes = plan.height;

@@ -4,6 +4,7 @@
 //! operator at once never overlap: values alive in the same step share no bytes (the plan was verified), and an input that an
 //! output is written over is not given out.
 
+use crate::arena::{Arenas, Charge};
 use crate::element::DataType;
 use crate::error::Error;
 use crate::graph::{Node, ValueId};
@@ -28,9 +29,10 @@ pub(crate) fn run_one(
         .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.to_vec() }))
         .collect();
     let known = Known { types: &shapes.iter().map(Option::as_ref).collect::<Vec<_>>(), values: inputs };
-    let mut scratch =
-        Tensor::zeroed(Type { dtype: DataType::U8, shape: vec![operator.scratch(&known, &types)] });
-    let mut tensors: Vec<_> = types.into_iter().map(Tensor::zeroed).collect();
+    let scratch = Type { dtype: DataType::U8, shape: vec![operator.scratch(&known, &types)] };
+    let zeroed = |ty: Type| Tensor::try_zeroed(ty).map_err(|error| error.to_string());
+    let mut scratch = zeroed(scratch)?;
+    let mut tensors = types.into_iter().map(zeroed).collect::<Result<Vec<_>, _>>()?;
     let mut outputs: Vec<_> = tensors.iter_mut().map(|tensor| Some(tensor.view_mut())).collect();
     outputs.iter_mut().skip(wanted).for_each(|output| *output = None);
     operator.run(&mut Call {
@@ -50,6 +52,8 @@ pub(crate) struct Frame<'a> {
     arena: Span,
     outputs: SmallVec<[Span; FEW]>,
     heap: Vec<Option<Tensor>>,
+    /// What the heap counts.
+    charge: Charge,
 }
 
 /// Bytes that are read and written by address.
@@ -78,6 +82,7 @@ impl<'a> Frame<'a> {
         inputs: &'a dyn Fn(usize) -> Option<View<'a>>,
         arena: &'a mut [u8],
         outputs: &mut [&'a mut [u8]],
+        arenas: &Arenas,
     ) -> Self {
         let needs_heap = plan.steps.iter().any(|step| step.on_heap);
         Self {
@@ -86,6 +91,7 @@ impl<'a> Frame<'a> {
             arena: Span::of(arena),
             outputs: outputs.iter_mut().map(|output| Span::of(output)).collect(),
             heap: if needs_heap { vec![None; plan.graph.values.len()] } else { Vec::new() },
+            charge: Charge::new(arenas),
         }
     }
 
@@ -100,7 +106,9 @@ impl<'a> Frame<'a> {
                 done.map_err(|what| Error::Node { node: node.name.clone(), op: node.op_type.clone(), what })
             })?;
             for &id in &step.drops {
-                self.heap[id] = None;
+                if let Some(tensor) = self.heap[id].take() {
+                    self.charge.shrink(tensor.ty().bytes() as u64);
+                }
             }
         }
         let mut free = Vec::new();
@@ -181,37 +189,52 @@ impl<'a> Frame<'a> {
     }
 
     fn run_on_heap(&mut self, node: &Node) -> Result<(), String> {
+        let mut charge = self.charge.take();
         let inputs = self.inputs_of(node, None);
-        let tensors = run_freely(&*node.operator, &inputs, node.outputs.len())?;
+        let (tensors, counted) = run_freely(&*node.operator, &inputs, node.outputs.len(), &mut charge)?;
         if tensors.len() < node.outputs.len() {
             return Err(format!("it has {} outputs at most", tensors.len()));
         }
         drop(inputs);
+        let mut kept = 0;
         for (tensor, id) in tensors.into_iter().zip(&node.outputs) {
             if let Some(id) = *id {
+                kept += tensor.ty().bytes() as u64;
                 self.heap[id] = Some(tensor);
             }
         }
+        charge.shrink(counted.saturating_sub(kept));
+        self.charge = charge;
         Ok(())
     }
 }
 
-/// Runs an operator on inputs that are there, whatever comes out.
+/// Runs an operator on inputs that are there, whatever comes out; with what was counted for it. What graphs within it make is counted
+/// when it is there: before, nobody knows how much it is.
 fn run_freely(
     operator: &dyn Operator,
     inputs: &[Option<View<'_>>],
     wanted: usize,
-) -> Result<Vec<Tensor>, String> {
+    charge: &mut Charge,
+) -> Result<(Vec<Tensor>, u64), String> {
+    let mut count = |bytes: u64| charge.grow(bytes).map(|()| bytes).map_err(|error| error.to_string());
     if let Some(made) = operator.run_freely(inputs) {
-        return made;
+        let made = made?;
+        let counted = count(made.iter().map(|tensor| tensor.ty().bytes() as u64).sum())?;
+        return Ok((made, counted));
     }
     let types: Vec<_> = inputs
         .iter()
         .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.to_vec() }))
         .collect();
     let types: Vec<_> = types.iter().map(Option::as_ref).collect();
-    match operator.infer(&Known { types: &types, values: inputs }) {
-        Ok(made) => run_one(operator, inputs, made, wanted),
+    let known = Known { types: &types, values: inputs };
+    match operator.infer(&known) {
+        Ok(made) => {
+            let scratch = operator.scratch(&known, &made) as u64;
+            let counted = count(made.iter().fold(scratch, |all, ty| all.saturating_add(ty.bytes() as u64)))?;
+            Ok((run_one(operator, inputs, made, wanted)?, counted))
+        }
         Err(crate::operators::Unclear::Wrong(what)) => Err(what),
         Err(crate::operators::Unclear::Needs(index)) => Err(format!("input {index} is missing")),
     }

@@ -1,18 +1,19 @@
 //! A model that is ready to run: plans by the types of the inputs, and memory for them.
 
-use crate::arena::Arena;
+use crate::arena::{Arenas, Charge, Statistics};
 use crate::binding::Binding;
 use crate::error::Error;
 use crate::graph::{Declared, Dim, Graph};
 use crate::onnx::Model;
 use crate::options::Options;
+use crate::outputs::Outputs;
 use crate::plan::{Figures, Plan, Sharing};
 use crate::run::Frame;
 use crate::tensor::{Tensor, Type, View};
 use crate::watch::RunOptions;
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// Outputs of a model at most, in practice; more take memory in each run.
 const FEW: usize = 8;
@@ -23,24 +24,9 @@ const TELLING: usize = 16;
 /// Plans made for elements of such inputs at most: they are data, not parameters, where there are more.
 const TOLD_PLANS: u64 = 64;
 
-/// A model and its memory. Runs may come from several threads at once: each takes an arena of its own.
+/// A model and its memory. Runs may come from several threads at once: each has an arena to itself as long as it runs.
 pub struct Session {
     executor: Executor,
-}
-
-/// What a session has, in the words of ONNX Runtime's arena statistics.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Statistics {
-    /// Bytes of arenas now.
-    pub total_allocated: u64,
-    /// Bytes of arenas at most.
-    pub max_allocated: u64,
-    /// Arenas taken from the system so far.
-    pub arena_extensions: u64,
-    /// Arenas given back to the system so far.
-    pub arena_shrinkages: u64,
-    /// Plans made so far.
-    pub plans: u64,
 }
 
 /// What a plan was made for.
@@ -67,11 +53,40 @@ impl Chosen {
     }
 }
 
-/// A graph, its plans and its arenas. Graphs within nodes have one of their own.
+/// A graph and its plans. Graphs within nodes have one of their own, which uses the arenas of the run around it.
 pub(crate) struct Executor {
     graph: Arc<Graph>,
     options: Options,
+    /// `None` for a graph within a node.
+    arenas: Option<Arenas>,
+    /// Weights that are copied from the file: bytes, and what counts for them from the first plan on.
+    weights: (u64, OnceLock<Arc<Charge>>),
+    common: Arc<Common>,
+}
+
+/// What sessions of one graph have in common, if they plan alike: plans, and arenas unless they have others.
+#[derive(Default)]
+struct Common {
+    arenas: Arenas,
     kept: Mutex<Kept>,
+}
+
+/// What is in common now: the graph by its address, which a session keeps alive.
+static COMMON: Mutex<Vec<(usize, Sharing, Weak<Common>)>> = Mutex::new(Vec::new());
+
+impl Common {
+    fn of(graph: &Arc<Graph>, sharing: Sharing) -> Arc<Self> {
+        let mut all = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, _, common)| common.strong_count() > 0);
+        let address = Arc::as_ptr(graph) as usize;
+        let found = all.iter().find(|(of, how, _)| (*of, *how) == (address, sharing));
+        if let Some(common) = found.and_then(|(_, _, common)| common.upgrade()) {
+            return common;
+        }
+        let common = Arc::new(Self::default());
+        all.push((address, sharing, Arc::downgrade(&common)));
+        common
+    }
 }
 
 #[derive(Default)]
@@ -81,22 +96,45 @@ struct Kept {
     told_plans: u64,
     /// Uses so far.
     clock: u64,
-    /// Arenas that no run has now.
-    arenas: Vec<Arena>,
-    statistics: Statistics,
+    /// Plans made so far.
+    made: u64,
 }
 
 impl Executor {
     pub(crate) fn new(graph: Arc<Graph>, sharing: Sharing) -> Self {
-        Self::with_options(graph, Options { sharing, ..Options::default() })
+        let options = Options { sharing, ..Options::default() };
+        Self { graph, options, arenas: None, weights: (0, OnceLock::new()), common: Arc::default() }
     }
 
     fn with_options(graph: Arc<Graph>, options: Options) -> Self {
-        Self { graph, options, kept: Mutex::default() }
+        let limited = options.max_mem < u64::MAX;
+        let common = Common::of(&graph, options.sharing);
+        let arenas = match &options.arenas {
+            Some(arenas) => arenas.clone(),
+            None if limited => Arenas::with_max_mem(options.max_mem),
+            None => common.arenas.clone(),
+        };
+        let weights = if limited || arenas.is_limited() { graph.copied_bytes() } else { 0 };
+        Self { graph, options, arenas: Some(arenas), weights: (weights, OnceLock::new()), common }
+    }
+
+    /// What it takes memory from.
+    pub(crate) fn arenas(&self) -> Arenas {
+        self.arenas.clone().unwrap_or_else(Arenas::current)
+    }
+
+    /// Whether weights are within the limits.
+    fn count_weights(&self, arenas: &Arenas) -> Result<(), Error> {
+        let (bytes, charge) = &self.weights;
+        if *bytes > 0 && charge.get().is_none() {
+            let made = arenas.weights(Arc::as_ptr(&self.graph) as usize, *bytes)?;
+            let _ = charge.set(made);
+        }
+        Ok(())
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.common.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The plan for inputs of these types, whatever is in them.
@@ -135,52 +173,19 @@ impl Executor {
             return Ok(Arc::clone(plan));
         }
         drop(kept);
-        let plan = Arc::new(Plan::new(&self.graph, &key.types, told, self.options.sharing)?);
+        let arenas = self.arenas();
+        self.count_weights(&arenas)?;
+        let plan = arenas.during(|| Plan::new(&self.graph, &key.types, told, self.options.sharing))?;
+        let plan = Arc::new(plan);
         let mut kept = self.kept();
-        if kept.plans.len() >= self.options.plans {
+        if kept.plans.len() >= self.options.plans * Arc::strong_count(&self.common) {
             let oldest = kept.plans.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
             oldest.and_then(|oldest| kept.plans.remove(&oldest));
         }
         kept.told_plans += u64::from(!told.is_empty());
         kept.plans.insert(key, (Arc::clone(&plan), now));
-        kept.statistics.plans += 1;
+        kept.made += 1;
         Ok(plan)
-    }
-
-    /// An arena for a plan: the smallest kept one that is large enough, or a new one in place of one that is kept and too small, so
-    /// that what was taken for smaller inputs does not stay beside it.
-    pub(crate) fn arena(&self, plan: &Plan) -> Result<Arena, Error> {
-        let bytes = plan.figures.arena_bytes as usize;
-        let mut kept = self.kept();
-        let fitting = (0..kept.arenas.len())
-            .filter(|&index| kept.arenas[index].bytes() >= bytes)
-            .min_by_key(|&index| kept.arenas[index].bytes());
-        if let Some(index) = fitting {
-            return Ok(kept.arenas.swap_remove(index));
-        }
-        if let Some(arena) = kept.arenas.pop() {
-            kept.drop_arena(arena);
-        }
-        let total = kept.statistics.total_allocated + bytes as u64;
-        if total > self.options.max_mem {
-            let why = format!("max_mem allows {} bytes", self.options.max_mem);
-            return Err(Error::Memory { bytes: total, why });
-        }
-        let arena = Arena::new(bytes)?;
-        kept.statistics.total_allocated = total;
-        kept.statistics.max_allocated = kept.statistics.max_allocated.max(total);
-        kept.statistics.arena_extensions += 1;
-        Ok(arena)
-    }
-
-    /// Takes back an arena that a run is over with.
-    pub(crate) fn give_back(&self, arena: Arena) {
-        let mut kept = self.kept();
-        if self.options.arenas {
-            kept.arenas.push(arena);
-        } else {
-            kept.drop_arena(arena);
-        }
     }
 
     /// Types of the outputs for inputs of these types, as far as they are known before it runs.
@@ -196,13 +201,10 @@ impl Executor {
         options: &mut RunOptions<'_>,
     ) -> Result<Vec<Tensor>, Error> {
         let plan = self.choose(inputs)?.plan;
-        let mut arena = self.arena(&plan)?;
-        let mut outputs = vec![None; self.graph.outputs.len()];
-        let done = self.run_views(&plan, &|index| inputs[index], &mut arena, &mut outputs, options);
-        self.give_back(arena);
-        done?;
+        let mut outputs = Outputs::new(self.graph.outputs.len(), &self.arenas());
+        self.run_views(&plan, &|index| inputs[index], &mut outputs, options)?;
         // Each was made or it was an error.
-        Ok(outputs.into_iter().flatten().collect())
+        Ok(outputs.tensors.into_iter().flatten().collect())
     }
 
     /// Runs the graph on tensors, into outputs that are kept where they are of the right type.
@@ -210,52 +212,51 @@ impl Executor {
         &self,
         plan: &Plan,
         inputs: &[Option<Tensor>],
-        arena: &mut Arena,
-        outputs: &mut [Option<Tensor>],
+        outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
     ) -> Result<(), Error> {
-        self.run_views(plan, &|index| inputs[index].as_ref().map(Tensor::view), arena, outputs, options)
+        self.run_views(plan, &|index| inputs[index].as_ref().map(Tensor::view), outputs, options)
     }
 
     fn run_views<'a>(
         &self,
         plan: &Plan,
         inputs: &dyn Fn(usize) -> Option<View<'a>>,
-        arena: &mut Arena,
-        outputs: &mut [Option<Tensor>],
+        outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
     ) -> Result<(), Error> {
-        for (output, &id) in outputs.iter_mut().zip(&self.graph.outputs) {
-            if output.as_ref().map(Tensor::ty) != plan.types[id].as_ref() {
-                *output = plan.types[id].clone().map(Tensor::zeroed);
-            }
+        let types = self.graph.outputs.iter().map(|&id| plan.types[id].as_ref());
+        // Arenas that the session shares know nothing of the limit of its own.
+        let total = self.weights.0 + plan.figures.arena_bytes + outputs.wanted(types.clone());
+        if total > self.options.max_mem {
+            let why = format!("max_mem allows {} bytes", self.options.max_mem);
+            return Err(Error::Memory { bytes: total, why });
         }
+        outputs.make(types)?;
+        let arenas = self.arenas();
+        let mut arena = arenas.arena(plan.figures.arena_bytes as usize, self.options.extend)?;
         // Views of a shorter life.
         let inputs = |index: usize| inputs(index);
         let free = {
             let mut places: SmallVec<[&mut [u8]; FEW]> = outputs
+                .tensors
                 .iter_mut()
                 .map(|output| output.as_mut().map_or(&mut [][..], |tensor| tensor.view_mut().bytes))
                 .collect();
-            Frame::new(plan, &inputs, arena.memory(), &mut places).run(options)?
+            let frame = Frame::new(plan, &inputs, arena.memory(), &mut places, &arenas);
+            arenas.during(|| frame.run(options))
         };
-        for (index, tensor) in free {
-            outputs[index] = Some(tensor);
+        arenas.give_back(arena, self.options.keep_arenas);
+        for (index, tensor) in free? {
+            outputs.put_made(index, tensor)?;
         }
-        match outputs.iter().position(Option::is_none) {
+        match outputs.tensors.iter().position(Option::is_none) {
             Some(index) => {
                 let name = &self.graph.values[self.graph.outputs[index]].name;
                 Err(Error::model(format!("output {name} was not made")))
             }
             None => Ok(()),
         }
-    }
-}
-
-impl Kept {
-    fn drop_arena(&mut self, arena: Arena) {
-        self.statistics.total_allocated -= arena.bytes() as u64;
-        self.statistics.arena_shrinkages += 1;
     }
 }
 
@@ -290,17 +291,19 @@ impl Session {
         Ok(self.executor.choose(inputs)?.plan.figures)
     }
 
-    /// What the session has and had.
+    /// What its arenas have and had; with those of others, if it shares them.
     pub fn statistics(&self) -> Statistics {
-        self.executor.kept().statistics
+        self.executor.arenas().statistics()
+    }
+
+    /// Plans made so far, for all sessions of its model that plan as it does.
+    pub fn plans_made(&self) -> u64 {
+        self.executor.kept().made
     }
 
     /// Gives arenas that no run has now back to the system. The next run takes one anew.
     pub fn release_memory(&self) {
-        let mut kept = self.executor.kept();
-        while let Some(arena) = kept.arenas.pop() {
-            kept.drop_arena(arena);
-        }
+        self.executor.arenas().release_memory();
     }
 
     /// Tensors that stay bound from run to run.
@@ -357,10 +360,15 @@ impl Session {
             }
             views.push(given);
         }
-        let outputs = self.executor.run(&views, &mut options)?;
+        let outputs = self.executor.run(&views, &mut options);
+        if options.shrinks() {
+            self.release_memory();
+        }
+        let outputs = outputs?;
         Ok(graph.outputs.iter().map(|&id| name(id).to_owned()).zip(outputs).collect())
     }
 }
+
 /// Whether an input is as the model declares it.
 fn check(name: &str, view: &View<'_>, declared: Option<&Declared>) -> Result<(), Error> {
     let Some(declared) = declared else { return Ok(()) };

@@ -1,9 +1,13 @@
 //! Tensors: elements of one type in a shape, row by row (C order), in memory of their own or lent.
 
 use crate::element::{DataType, Element};
+use crate::error::Error;
+use crate::mapped::{Copied, copied};
+use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 use prost::bytes::Bytes;
 use std::fmt;
+use std::sync::Arc;
 
 /// Addresses of tensors are multiples of so many bytes: a cache line, and the widest vector register.
 pub const ALIGNMENT: usize = 64;
@@ -136,16 +140,27 @@ impl<'a> ViewMut<'a> {
     }
 }
 
+/// Tensors of so few bytes are copied at once: to do it later would take as much memory as they do.
+const FEW_BYTES: usize = 256;
+
 /// What tensors' memory is made of, so that it is aligned.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
-struct Line([u8; ALIGNMENT]);
+pub(crate) struct Line([u8; ALIGNMENT]);
+
+impl Default for Line {
+    fn default() -> Self {
+        Self::zeroed()
+    }
+}
 
 #[derive(Clone)]
 enum Memory {
     Own(Vec<Line>),
     /// Of a mapped file, or of a message read from one. Aligned for the elements.
     Lent(Bytes),
+    /// Of a mapped file as well, but copied when they are first read.
+    Copied(Arc<Copied>),
 }
 
 /// A tensor with memory of its own, or of a file that stays mapped as long as any of its tensors.
@@ -162,6 +177,13 @@ impl Tensor {
         Self { ty, memory: Memory::Own(vec![Line::zeroed(); lines]) }
     }
 
+    /// All elements are zero; an error if there is no memory for them.
+    pub(crate) fn try_zeroed(ty: Type) -> Result<Self, Error> {
+        let lines = try_zeroed_vec(ty.bytes().div_ceil(ALIGNMENT));
+        let fail = |()| Error::Memory { bytes: ty.bytes() as u64, why: "the system has no more".into() };
+        Ok(Self { memory: Memory::Own(lines.map_err(fail)?), ty })
+    }
+
     /// Copies elements; `None` if they are not as many as the shape says.
     pub fn from_elements<T: Element>(shape: impl Into<Vec<usize>>, elements: &[T]) -> Option<Self> {
         let ty = Type::new(T::DTYPE, shape).filter(|ty| ty.elements() == elements.len())?;
@@ -170,13 +192,18 @@ impl Tensor {
         Some(tensor)
     }
 
-    /// Takes bytes in the machine's order without copying them where their address allows it; `None` if they are not as many as
-    /// the type says.
+    /// Takes bytes in the machine's order: without copying them where that saves memory and their address allows it, else, if they
+    /// are of a mapped file, with a copy that is made when they are first read. `None` if they are not as many as the type says.
     pub fn from_bytes(ty: Type, bytes: Bytes) -> Option<Self> {
         if bytes.len() != ty.bytes() {
             return None;
         }
-        if (bytes.as_ptr() as usize).is_multiple_of(ty.dtype.bytes()) {
+        if bytes.len() > FEW_BYTES
+            && let Some(copied) = copied(&bytes, ty.dtype.bytes())
+        {
+            return Some(Self { ty, memory: Memory::Copied(copied) });
+        }
+        if bytes.len() > FEW_BYTES && (bytes.as_ptr() as usize).is_multiple_of(ty.dtype.bytes()) {
             return Some(Self { ty, memory: Memory::Lent(bytes) });
         }
         let mut tensor = Self::zeroed(ty);
@@ -194,13 +221,14 @@ impl Tensor {
         let bytes = match &self.memory {
             Memory::Own(lines) => &bytemuck::cast_slice(lines)[..self.ty.bytes()],
             Memory::Lent(bytes) => &bytes[..],
+            Memory::Copied(copied) => &bytemuck::cast_slice(copied.lines())[..self.ty.bytes()],
         };
         View { dtype: self.ty.dtype, shape: &self.ty.shape, bytes }
     }
 
     /// To be written; memory that is lent is copied first.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        if let Memory::Lent(_) = self.memory {
+        if !matches!(self.memory, Memory::Own(_)) {
             *self = self.view().to_tensor();
         }
         let Memory::Own(lines) = &mut self.memory else { unreachable!("it was copied") };
@@ -218,6 +246,15 @@ impl Tensor {
     /// Whether its memory is that of a file.
     pub fn is_lent(&self) -> bool {
         matches!(self.memory, Memory::Lent(_))
+    }
+
+    /// Bytes of memory that it takes now, those of a file not counted.
+    pub fn own_bytes(&self) -> usize {
+        match &self.memory {
+            Memory::Own(_) => self.ty.bytes(),
+            Memory::Copied(copied) if copied.is_there() => self.ty.bytes(),
+            _ => 0,
+        }
     }
 }
 

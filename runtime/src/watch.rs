@@ -94,6 +94,7 @@ impl Profile {
 pub struct RunOptions<'a> {
     cancel: Option<&'a Cancel>,
     profile: Option<&'a mut Profile>,
+    shrinks: bool,
 }
 
 impl<'a> RunOptions<'a> {
@@ -114,6 +115,17 @@ impl<'a> RunOptions<'a> {
     pub fn profile(mut self, profile: &'a mut Profile) -> Self {
         self.profile = Some(profile);
         self
+    }
+
+    /// When it is done, arenas that no run has go back to the system (`memory.enable_memory_arena_shrinkage`).
+    #[must_use]
+    pub fn memory_arena_shrinkage(mut self, on: bool) -> Self {
+        self.shrinks = on;
+        self
+    }
+
+    pub(crate) fn shrinks(&self) -> bool {
+        self.shrinks
     }
 
     pub(crate) fn begin(&mut self, plan: &Plan) {

@@ -3,18 +3,21 @@
 use super::inputs::{self, Given};
 use super::passes;
 use super::profile;
+use super::reload;
 use crate::counting;
-use crate::os::{Resident, Usage};
+use crate::os::{Resident, Usage, forget_peak, mapped_of};
 use crate::output::Output;
 use crate::size;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 use stepalloc_runtime::{Binding, Model, Options, Profile, RunOptions, Session, Tensor};
 
 /// Runs before faults are counted: the arena's pages come in the first, and threads' packing buffers with it.
 const WARM: usize = 2;
+/// Exit status where memory grows by loading the model again.
+const GROWS: u8 = 1;
 
 /// Run a model, and say what memory it takes
 #[derive(clap::Args)]
@@ -26,8 +29,14 @@ The graph is optimized before, as `stepalloc model optimize` does it; --level di
 
 JSON: load_ms, nodes_before, nodes, run_ms_median, arena_bytes, lower_bound_bytes, planned_tensors, inplace_tensors, unplanned_nodes,
 allocations_per_run, minor_faults_per_run (the most of any run from the third on), vm_rss_bytes, vm_hwm_bytes,
-vm_hwm_before_bytes (right before the model is read); with --profile nodes (name, op, ms a run, output_bytes,
-scratch_bytes, in_place).
+vm_hwm_before_bytes (right before the model is read); weight_bytes, loaded_weight_bytes (those in memory right after it was read),
+loaded_bytes (by how much the process grew meanwhile), copied_weight_bytes (those that are not used where they lie in the file); with --profile nodes (name, op,
+ms a run, output_bytes, scratch_bytes, in_place).
+
+--sessions: each is of the same model and runs once; session_bytes is what all but the first added to VmRSS.
+--also: also_bytes is what these runs added to VmHWM, also_alive_bytes the most that is alive in any of them.
+--reload: reload_bytes has VmRSS after each turn; the exit status is 1 if it grew: blocks of 5 turns, after 30, 10 % above the
+first such block.
 
 Examples:
   stepalloc model infer net.onnx --shape x=1x3x224x224 --runs 20
@@ -53,6 +62,15 @@ pub(super) struct Arguments {
     /// The most memory for intermediate values, as 2GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     max_mem: Option<u64>,
+    /// Make so many sessions of the model and run each
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    sessions: u64,
+    /// Afterwards, run it with this input in this shape, once for each time it is said
+    #[arg(long, value_name = "NAME=1x3x224x224", value_parser = inputs::shaped)]
+    also: Vec<Given>,
+    /// Open the model, plan, run and drop everything again so many times, and watch the memory
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    reload: u64,
     /// Give every intermediate value memory of its own
     #[arg(long)]
     no_plan: bool,
@@ -82,12 +100,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let began = Instant::now();
     let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
     let (model, changes) = model.optimize(&optimization);
-    let mut options = Options::new().memory_pattern(!arguments.no_plan);
-    if let Some(bytes) = arguments.max_mem {
-        options = options.max_mem(bytes);
-    }
-    let session = Session::with_options(&model, options);
+    let session = Session::with_options(&model, arguments.options());
     let load_ms = began.elapsed().as_secs_f64() * 1e3;
+    let loaded = Loaded::of(&model, &arguments.model, before.as_ref());
     if let Some(path) = &arguments.save {
         model.save(path).map_err(|error| error.to_string())?;
     }
@@ -116,6 +131,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     times.sort_by(f64::total_cmp);
     let run_ms = times[times.len() / 2];
     let resident = Resident::of(std::process::id());
+    let session_bytes = more_sessions(arguments, &model, &given)?;
+    let (also_bytes, also_alive_bytes) = more_shapes(arguments, &session, &given)?;
+    let reloads = reload::turns(arguments.reload, || {
+        let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
+        let session = Session::with_options(&model, arguments.options());
+        run_once(&session, &inputs::tensors(session.graph(), &given)?)
+    })?;
     if let Some(directory) = &arguments.save_outputs {
         let graph = session.graph();
         let names = graph.outputs.iter().map(|&id| graph.values[id].name.as_str());
@@ -137,6 +159,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         "folded_nodes": figures.folded_nodes,
         "allocations_per_run": allocations,
         "minor_faults_per_run": faults,
+        "weight_bytes": loaded.weights,
+        "copied_weight_bytes": loaded.copied,
+        "loaded_weight_bytes": loaded.resident,
+        "loaded_bytes": loaded.grown,
+        "session_bytes": session_bytes,
+        "also_bytes": also_bytes,
+        "also_alive_bytes": also_alive_bytes,
+        "reload_bytes": reloads,
         "vm_hwm_before_bytes": before.as_ref().map(|resident| resident.most_bytes),
         "vm_rss_bytes": resident.as_ref().map(|resident| resident.bytes),
         "vm_hwm_bytes": resident.as_ref().map(|resident| resident.most_bytes),
@@ -168,7 +198,85 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             print!("{}", profile::table(profile));
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if reload::grows(&reloads) {
+        eprintln!("stepalloc model: memory grows by loading the model again and again");
+        ExitCode::from(GROWS)
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+impl Arguments {
+    fn options(&self) -> Options {
+        let options = Options::new().memory_pattern(!self.no_plan);
+        self.max_mem.map_or(options.clone(), |bytes| options.max_mem(bytes))
+    }
+}
+
+/// A model's weights right after it was read.
+struct Loaded {
+    weights: u64,
+    copied: u64,
+    resident: Option<u64>,
+    grown: Option<u64>,
+}
+
+impl Loaded {
+    fn of(model: &Model, path: &Path, before: Option<&Resident>) -> Self {
+        let grown = Resident::of(std::process::id())
+            .zip(before)
+            .map(|(now, before)| now.bytes.saturating_sub(before.bytes));
+        let weights = model.graph.weights();
+        let bytes = |counts: fn(&Tensor) -> usize| weights.iter().map(|tensor| counts(tensor) as u64).sum();
+        let folder = path.canonicalize().ok().and_then(|path| Some(path.parent()?.to_owned()));
+        let own: u64 = bytes(Tensor::own_bytes);
+        Self {
+            weights: bytes(|tensor| tensor.ty().bytes()),
+            copied: bytes(|tensor| if tensor.is_lent() { 0 } else { tensor.ty().bytes() }),
+            resident: folder.and_then(|folder| mapped_of(&folder)).map(|mapped| mapped + own),
+            grown,
+        }
+    }
+}
+
+/// Runs a session once.
+fn run_once(session: &Session, tensors: &[(String, Option<Tensor>)]) -> Result<(), String> {
+    let given = tensors.iter().filter_map(|(name, tensor)| Some((name.as_str(), tensor.as_ref()?.view())));
+    session.run(&given.collect::<Vec<_>>()).map(|_| ()).map_err(|error| error.to_string())
+}
+
+fn resident() -> u64 {
+    Resident::of(std::process::id()).map_or(0, |resident| resident.bytes)
+}
+
+/// What all sessions but the first add to the process's memory, once each has run.
+fn more_sessions(arguments: &Arguments, model: &Model, given: &[Given]) -> Result<u64, String> {
+    let tensors = inputs::tensors(&model.graph, given)?;
+    let before = resident();
+    let mut sessions = Vec::new();
+    for _ in 1..arguments.sessions {
+        let session = Session::with_options(model, arguments.options());
+        run_once(&session, &tensors)?;
+        sessions.push(session);
+    }
+    Ok(resident().saturating_sub(before))
+}
+
+/// What runs on inputs of other shapes add to the process's peak, and the most that is alive in any of them.
+fn more_shapes(arguments: &Arguments, session: &Session, given: &[Given]) -> Result<(u64, u64), String> {
+    let (before, mut alive) = (resident(), 0);
+    forget_peak();
+    for shape in &arguments.also {
+        let others = given.iter().filter(|given| given.name() != shape.name());
+        let given: Vec<_> = others.chain([shape]).cloned().collect();
+        let tensors = inputs::tensors(session.graph(), &given)?;
+        let views: Vec<_> = tensors.iter().map(|(_, tensor)| tensor.as_ref().map(Tensor::view)).collect();
+        let figures = session.figures(&views).map_err(|error| error.to_string())?;
+        alive = alive.max(figures.lower_bound_bytes);
+        run_once(session, &tensors)?;
+    }
+    let peak = Resident::of(std::process::id()).map_or(0, |resident| resident.most_bytes);
+    Ok((peak.saturating_sub(before), alive))
 }
 
 /// What each node takes, over as many runs again.

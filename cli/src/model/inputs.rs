@@ -16,7 +16,7 @@ pub(super) enum Given {
 }
 
 impl Given {
-    fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         match self {
             Self::File(name, _) | Self::Shape(name, _) => name,
         }

@@ -38,7 +38,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     for node in &graph.nodes {
         *operators.entry(&node.op_type).or_default() += 1;
     }
-    let weights: Vec<_> = graph.values.iter().filter_map(|value| value.constant.as_deref()).collect();
+    let weights = graph.weights();
     let bytes = |mapped: bool| -> u64 {
         let those = weights.iter().filter(|tensor| tensor.is_lent() == mapped);
         those.map(|tensor| tensor.ty().bytes() as u64).sum()

@@ -7,6 +7,7 @@ mod optimize;
 mod passes;
 mod profile;
 mod quantize;
+mod reload;
 mod test;
 
 use crate::USAGE;

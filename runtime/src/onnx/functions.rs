@@ -2,19 +2,42 @@
 
 use super::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto, OperatorSetIdProto};
 use crate::error::Error;
+use prost::Message;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// Functions may call others so deep; none may call itself.
 const DEPTH: usize = 32;
-/// All bodies together may have so many nodes: each could call the next one twice.
-const MOST_NODES: usize = 1 << 20;
+/// All bodies that take the place of calls may take so many bytes: each could call the next one twice.
+const MOST_BYTES: usize = 64 << 20;
+/// A node of a body takes so many bytes, and what is in it so many times its size in the file.
+const NODE_BYTES: usize = 2048;
+const TIMES: usize = 10;
+
+/// Versions of domains.
+pub(super) type Versions = Rc<[(String, i64)]>;
+
+/// The versions that a model or a function imports.
+pub(super) fn versions(opsets: &[OperatorSetIdProto]) -> Versions {
+    let version =
+        |set: &OperatorSetIdProto| (set.domain.clone().unwrap_or_default(), set.version.unwrap_or(1));
+    opsets.iter().map(version).collect()
+}
 
 /// A model's functions by domain, name and overload.
 pub(super) struct Functions<'a> {
-    by_name: HashMap<(&'a str, &'a str, &'a str), &'a FunctionProto>,
+    by_name: HashMap<(&'a str, &'a str, &'a str), Function<'a>>,
     /// Calls so far, so that each body's values have names of their own.
     calls: usize,
-    nodes: usize,
+    /// Bytes that bodies may still take.
+    left: usize,
+}
+
+struct Function<'a> {
+    proto: &'a FunctionProto,
+    versions: Versions,
+    /// What a body in place of a call takes.
+    bytes: usize,
 }
 
 impl<'a> Functions<'a> {
@@ -23,39 +46,60 @@ impl<'a> Functions<'a> {
             (domain(function.domain.as_deref()), text(&function.name), text(&function.overload))
         };
         Self {
-            by_name: functions.iter().map(|function| (name(function), function)).collect(),
+            by_name: functions.iter().map(|proto| (name(proto), Function::new(proto))).collect(),
             calls: 0,
-            nodes: 0,
+            left: MOST_BYTES,
         }
     }
 
     /// The nodes with all calls of functions replaced; with the versions of domains where those of a function differ.
     pub(super) fn inline(
         &mut self,
-        nodes: &[NodeProto],
+        nodes: Vec<NodeProto>,
         depth: usize,
-        opsets: Option<&[OperatorSetIdProto]>,
-        out: &mut Vec<(NodeProto, Option<Vec<OperatorSetIdProto>>)>,
+        opsets: Option<&Versions>,
+        out: &mut Vec<(NodeProto, Option<Versions>)>,
     ) -> Result<(), Error> {
         for node in nodes {
             let key = (domain(node.domain.as_deref()), text(&node.op_type), text(&node.overload));
-            let Some(&function) = self.by_name.get(&key) else {
-                self.nodes += 1;
-                if self.nodes > MOST_NODES {
-                    return Err(Error::model("its functions have more than a million nodes in all"));
-                }
-                out.push((node.clone(), opsets.map(<[_]>::to_vec)));
+            let Some(function) = self.by_name.get(&key) else {
+                out.push((node, opsets.cloned()));
                 continue;
             };
             if depth >= DEPTH {
                 return Err(Error::model(format!("function {} calls itself, or others too deep", key.1)));
             }
+            let left = self.left.checked_sub(function.bytes).ok_or_else(|| {
+                let what = "in place of their calls, its functions would take more than";
+                Error::model(format!("{what} {} MiB", MOST_BYTES >> 20))
+            })?;
             self.calls += 1;
-            let body = body(function, node, &format!("{}/{}/", key.1, self.calls));
-            self.inline(&body, depth + 1, Some(&function.opset_import), out)?;
+            let body = body(function.proto, &node, &format!("{}/{}/", key.1, self.calls));
+            let versions = Rc::clone(&function.versions);
+            self.left = left;
+            self.inline(body, depth + 1, Some(&versions), out)?;
         }
         Ok(())
     }
+}
+
+impl<'a> Function<'a> {
+    fn new(proto: &'a FunctionProto) -> Self {
+        let nodes = proto.node.iter().map(count_nodes).sum::<usize>();
+        let bytes: usize = proto.node.iter().map(Message::encoded_len).sum();
+        Self { proto, versions: versions(&proto.opset_import), bytes: nodes * NODE_BYTES + bytes * TIMES }
+    }
+}
+
+/// A node, and those of graphs within it.
+fn count_nodes(node: &NodeProto) -> usize {
+    let graphs = node.attribute.iter().flat_map(graphs_of);
+    1 + graphs.flat_map(|graph| graph.node.iter()).map(count_nodes).sum::<usize>()
+}
+
+/// Graphs within an attribute.
+pub(super) fn graphs_of(attribute: &AttributeProto) -> impl Iterator<Item = &GraphProto> {
+    attribute.g.as_deref().into_iter().chain(&attribute.graphs)
 }
 
 /// ai.onnx has two names.
@@ -121,7 +165,7 @@ fn rename(
             }
         });
         for attribute in &mut node.attribute {
-            for graph in attribute.g.iter_mut().chain(&mut attribute.graphs) {
+            for graph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
                 let GraphProto { input, output, initializer, .. } = graph;
                 let values = input.iter_mut().chain(output).map(|value| &mut value.name);
                 values

@@ -6,8 +6,9 @@ pub(crate) mod proto;
 mod read;
 mod save;
 pub(crate) mod tensors;
+mod weigh;
 mod write;
 
 pub use read::Model;
+pub(crate) use tensors::from_raw;
 pub use tensors::read_tensor;
-pub(crate) use tensors::{from_raw, map};

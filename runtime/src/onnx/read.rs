@@ -1,14 +1,14 @@
 //! From the file to the graph. What is read is checked before it is believed.
 
-use super::functions::Functions;
+use super::functions::{Functions, Versions, graphs_of, versions};
 use super::proto::tensor_shape_proto::dimension;
-use super::proto::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, type_proto,
-};
-use super::tensors::{Folder, map, tensor};
+use super::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, type_proto};
+use super::tensors::{Folder, tensor};
+use super::weigh;
 use crate::element::DataType;
 use crate::error::Error;
 use crate::graph::{Attribute, Attributes, Declared, Dim, Graph, Node, Value, ValueId};
+use crate::mapped;
 use crate::openvino;
 use crate::operators::{self, Definition};
 use crate::tensor::Tensor;
@@ -17,6 +17,7 @@ use prost::bytes::Bytes;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// A model that was read and understood: every node has its operator.
@@ -39,16 +40,18 @@ impl Model {
     /// its weights in the file of the same name and .bin.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        let bytes = map(path).map_err(|source| Error::File { path: path.into(), source })?;
+        let bytes = mapped::open(path).map_err(|source| Error::File { path: path.into(), source })?;
         let made = if openvino::is_ir(path, &bytes) {
             openvino::open(path, &bytes)
         } else {
-            Self::read(bytes, Folder::new(path.parent().map(Path::to_owned)))
+            Self::read(bytes.clone(), Folder::new(path.parent().map(Path::to_owned)))
         };
-        made.map_err(|error| match error {
+        let read = made.map_err(|error| match error {
             Error::Model(what) => Error::Model(format!("{}: {what}", path.display())),
             other => other,
-        })
+        });
+        mapped::settle(&bytes);
+        read
     }
 
     /// Reads a model from memory. Its weights must be in it.
@@ -57,13 +60,15 @@ impl Model {
     }
 
     fn read(bytes: Bytes, folder: Folder) -> Result<Self, Error> {
-        let proto =
-            ModelProto::decode(bytes).map_err(|error| Error::model(format!("no ONNX model: {error}")))?;
-        let graph = proto.graph.as_ref().ok_or_else(|| Error::model("no ONNX model: it has no graph"))?;
-        let mut reader =
-            Reader { opsets: &proto.opset_import, functions: Functions::new(&proto.functions), folder };
-        let graph = Arc::new(reader.graph(graph, None)?);
+        let nodes = weigh::check(&bytes)?;
+        let graph = || GraphProto { node: Vec::with_capacity(nodes), ..GraphProto::default() };
+        let mut proto = ModelProto { graph: (nodes > 0).then(graph), ..ModelProto::default() };
+        proto.merge(bytes).map_err(|error| Error::model(format!("no ONNX model: {error}")))?;
+        let graph = proto.graph.ok_or_else(|| Error::model("no ONNX model: it has no graph"))?;
         let opsets = versions(&proto.opset_import);
+        let mut reader =
+            Reader { opsets: Rc::clone(&opsets), functions: Functions::new(&proto.functions), folder };
+        let graph = Arc::new(reader.graph(graph, None)?);
         let header = ModelProto {
             graph: None,
             functions: Vec::new(),
@@ -72,25 +77,19 @@ impl Model {
             ..proto
         };
         let producer = header.producer_name.clone().unwrap_or_default();
-        Ok(Self { graph, producer, opsets, header: Arc::new(header) })
+        Ok(Self { graph, producer, opsets: opsets.to_vec(), header: Arc::new(header) })
     }
 }
 
-fn versions(opsets: &[OperatorSetIdProto]) -> Vec<(String, i64)> {
-    let version =
-        |set: &OperatorSetIdProto| (set.domain.clone().unwrap_or_default(), set.version.unwrap_or(1));
-    opsets.iter().map(version).collect()
-}
-
 /// The version of a domain; 1 where it is not imported.
-fn opset(opsets: &[OperatorSetIdProto], domain: &str) -> i64 {
-    let plain = |name: &str| if name == "ai.onnx" { String::new() } else { name.to_owned() };
-    let found = versions(opsets).into_iter().find(|(name, _)| plain(name) == plain(domain));
-    found.map_or(1, |(_, version)| version)
+fn opset(opsets: &[(String, i64)], domain: &str) -> i64 {
+    let plain = |name| if name == "ai.onnx" { "" } else { name };
+    let found = opsets.iter().find(|(name, _)| plain(name.as_str()) == plain(domain));
+    found.map_or(1, |(_, version)| *version)
 }
 
 struct Reader<'a> {
-    opsets: &'a [OperatorSetIdProto],
+    opsets: Versions,
     functions: Functions<'a>,
     folder: Folder,
 }
@@ -152,8 +151,8 @@ impl Building<'_> {
 }
 
 impl<'a> Reader<'a> {
-    fn graph(&mut self, proto: &GraphProto, outer: Option<&Scope<'_>>) -> Result<Graph, Error> {
-        let graph = Graph { name: proto.name.clone().unwrap_or_default(), ..Graph::default() };
+    fn graph(&mut self, proto: GraphProto, outer: Option<&Scope<'_>>) -> Result<Graph, Error> {
+        let graph = Graph { name: proto.name.unwrap_or_default(), ..Graph::default() };
         let scope = Scope { names: HashMap::new(), constants: HashMap::new(), outer };
         let mut building = Building { graph, scope };
         for input in &proto.input {
@@ -171,7 +170,8 @@ impl<'a> Reader<'a> {
                 _ => building.define(name)?,
             };
             let made = Arc::new(made);
-            if !building.graph.inputs.contains(&id) {
+            // Inputs are the first values.
+            if id >= building.graph.inputs.len() {
                 building.scope.constants.insert(name.into(), Arc::clone(&made));
             }
             building.graph.values[id].constant = Some(made);
@@ -180,11 +180,12 @@ impl<'a> Reader<'a> {
             let name = sparse.values.as_ref().and_then(|values| values.name.clone()).unwrap_or_default();
             return Err(Error::model(format!("initializer {name}: sparse tensors are not known here")));
         }
-        let mut nodes = Vec::new();
-        self.functions.inline(&proto.node, 0, None, &mut nodes)?;
+        let mut nodes = Vec::with_capacity(proto.node.len());
+        self.functions.inline(proto.node, 0, None, &mut nodes)?;
+        building.graph.nodes.reserve_exact(nodes.len());
         for index in in_order(&nodes)? {
-            let (node, opsets) = &nodes[index];
-            self.node(node, opsets.as_deref(), &mut building)?;
+            let (node, opsets) = std::mem::take(&mut nodes[index]);
+            self.node(node, opsets, &mut building)?;
         }
         for value in &proto.value_info {
             if let Some(&id) = value.name.as_deref().and_then(|name| building.scope.names.get(name)) {
@@ -206,13 +207,13 @@ impl<'a> Reader<'a> {
 
     fn node(
         &mut self,
-        proto: &NodeProto,
-        opsets: Option<&[OperatorSetIdProto]>,
+        proto: NodeProto,
+        opsets: Option<Versions>,
         building: &mut Building<'_>,
     ) -> Result<(), Error> {
-        let name = node_name(proto);
-        let op = proto.op_type.clone().unwrap_or_default();
-        let domain = proto.domain.clone().filter(|domain| domain != "ai.onnx").unwrap_or_default();
+        let name = node_name(&proto);
+        let op = proto.op_type.unwrap_or_default();
+        let domain = proto.domain.filter(|domain| domain != "ai.onnx").unwrap_or_default();
         let wrong = |what: String| Error::Node { node: name.clone(), op: op.clone(), what };
         let mut inputs = Vec::new();
         for input in &proto.input {
@@ -228,8 +229,8 @@ impl<'a> Reader<'a> {
         }
         // By the attribute's name: an operator that has two graphs knows whose captures come first.
         let (mut attributes, mut captures) = (Attributes::default(), BTreeMap::new());
-        for attribute in &proto.attribute {
-            let key = attribute.name.clone().unwrap_or_default();
+        for mut attribute in proto.attribute {
+            let key = attribute.name.take().unwrap_or_default();
             let captured = captures.entry(key.clone()).or_insert_with(Vec::new);
             captured.clear();
             let made = self.attribute(attribute, building, captured).map_err(|error| match error {
@@ -244,7 +245,7 @@ impl<'a> Reader<'a> {
         for output in &proto.output {
             outputs.push(if output.is_empty() { None } else { Some(building.define(output)?) });
         }
-        let version = opset(opsets.unwrap_or(self.opsets), &domain);
+        let version = opset(opsets.as_ref().unwrap_or(&self.opsets), &domain);
         let definition = Definition {
             op: &op,
             domain: &domain,
@@ -265,9 +266,9 @@ impl<'a> Reader<'a> {
             building.scope.constants.insert(name.clone(), constant);
         }
         building.graph.nodes.push(Node {
-            name: name.clone(),
-            op_type: op.clone(),
-            domain: domain.clone(),
+            name,
+            op_type: op,
+            domain,
             opset: version,
             attributes,
             inputs,
@@ -280,7 +281,7 @@ impl<'a> Reader<'a> {
 
     fn attribute(
         &mut self,
-        proto: &AttributeProto,
+        proto: AttributeProto,
         building: &mut Building<'_>,
         captures: &mut Vec<ValueId>,
     ) -> Result<Option<Attribute>, Error> {
@@ -289,7 +290,7 @@ impl<'a> Reader<'a> {
         Ok(Some(match kind {
             1 => Attribute::Float(proto.f.unwrap_or_default()),
             2 => Attribute::Int(proto.i.unwrap_or_default()),
-            3 => Attribute::String(proto.s.clone().unwrap_or_default().to_vec()),
+            3 => Attribute::String(proto.s.unwrap_or_default().to_vec()),
             4 => {
                 let made = proto.t.as_ref().map(|proto| tensor(proto, &mut self.folder));
                 // What its type is not known of may not be needed: the operator says so.
@@ -300,8 +301,8 @@ impl<'a> Reader<'a> {
                 }
             }
             5 => {
-                let Some(proto) = &proto.g else { return Ok(None) };
-                let graph = self.graph(proto, Some(&building.scope))?;
+                let Some(proto) = proto.g else { return Ok(None) };
+                let graph = self.graph(*proto, Some(&building.scope))?;
                 for &inner in &graph.captured {
                     let name = &graph.values[inner].name;
                     let outer = building.find(name);
@@ -310,8 +311,8 @@ impl<'a> Reader<'a> {
                 }
                 Attribute::Graph(Arc::new(graph))
             }
-            6 => Attribute::Floats(proto.floats.clone()),
-            7 => Attribute::Ints(proto.ints.clone()),
+            6 => Attribute::Floats(proto.floats),
+            7 => Attribute::Ints(proto.ints),
             8 => Attribute::Strings(proto.strings.iter().map(|text| text.to_vec()).collect()),
             _ => return Ok(None),
         }))
@@ -349,14 +350,14 @@ fn declared(proto: &ValueInfoProto) -> Result<Option<Declared>, Error> {
 /// Names a graph's nodes take, those of graphs within them too, as far as they may come from outside.
 fn taken<'p>(node: &'p NodeProto, names: &mut Vec<&'p str>) {
     names.extend(node.input.iter().filter(|name| !name.is_empty()).map(String::as_str));
-    for graph in node.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs)) {
+    for graph in node.attribute.iter().flat_map(graphs_of) {
         graph.node.iter().for_each(|node| taken(node, names));
         names.extend(graph.output.iter().filter_map(|output| output.name.as_deref()));
     }
 }
 
 /// Numbers of the nodes in an order in which they can run: the file's, as far as that can be.
-fn in_order(nodes: &[(NodeProto, Option<Vec<OperatorSetIdProto>>)]) -> Result<Vec<usize>, Error> {
+fn in_order(nodes: &[(NodeProto, Option<Versions>)]) -> Result<Vec<usize>, Error> {
     let mut makers = HashMap::new();
     for (index, (node, _)) in nodes.iter().enumerate() {
         for output in node.output.iter().filter(|name| !name.is_empty()) {

@@ -172,6 +172,7 @@ impl Layout {
 mod tests {
     use super::*;
     use crate::onnx::proto::{AttributeProto, GraphProto, NodeProto, OperatorSetIdProto, ValueInfoProto};
+    use crate::onnx::tensors::packed;
     use crate::session::Session;
     use crate::tensor::{Tensor, View};
 
@@ -189,7 +190,7 @@ mod tests {
             name: Some(name.into()),
             data_type: Some(1),
             dims: vec![elements.len() as i64],
-            float_data: elements.to_vec(),
+            float_data: packed(elements),
             ..TensorProto::default()
         }
     }
@@ -225,7 +226,7 @@ mod tests {
         let attribute = |name: &str, own| AttributeProto {
             name: Some(name.into()),
             r#type: Some(5),
-            g: Some(branch(own)),
+            g: Some(Box::new(branch(own))),
             ..AttributeProto::default()
         };
         let decide = NodeProto {

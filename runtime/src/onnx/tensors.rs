@@ -2,12 +2,11 @@
 
 use super::proto::TensorProto;
 use crate::element::{DataType, bf16, f16};
+use crate::mapped;
 use crate::tensor::{Tensor, Type, ViewMut};
-use memmap2::Mmap;
 use prost::Message;
 use prost::bytes::Bytes;
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
 /// `TensorProto.DataLocation.EXTERNAL`.
@@ -46,7 +45,7 @@ impl Folder {
         let bytes = match self.mapped.get(&path) {
             Some(bytes) => bytes.clone(),
             None => {
-                let bytes = map(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+                let bytes = mapped::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
                 self.mapped.insert(path, bytes.clone());
                 bytes
             }
@@ -57,18 +56,6 @@ impl Folder {
             _ => Err(format!("its file {location} has {} bytes only", bytes.len())),
         }
     }
-}
-
-/// Maps a file.
-pub(crate) fn map(path: &Path) -> std::io::Result<Bytes> {
-    let file = File::open(path)?;
-    if file.metadata()?.len() == 0 {
-        return Ok(Bytes::new());
-    }
-    // SAFETY: the mapping is private and read only. Whoever shortens the file while a model of it is in use takes the program
-    // down, as with every library that maps its weights; the documentation of `Model` says so.
-    let map = unsafe { Mmap::map(&file)? };
-    Ok(Bytes::from_owner(map))
 }
 
 /// The tensor of a message, with its elements where they are in the message or the file if they may lie there.
@@ -118,6 +105,11 @@ pub(crate) fn external(proto: &TensorProto, folder: &mut Folder) -> Result<Bytes
     folder.part(location, number("offset")?.unwrap_or(0), length)
 }
 
+/// Elements as `float_data` has them.
+pub(crate) fn packed(elements: &[f32]) -> Vec<Bytes> {
+    vec![elements.iter().flat_map(|element| element.to_le_bytes()).collect::<Vec<_>>().into()]
+}
+
 /// A tensor of the bytes that files have for its elements.
 pub(crate) fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, String> {
     let bits = ty.dtype.file_bits();
@@ -142,6 +134,18 @@ pub(crate) fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, String> {
     Tensor::from_bytes(ty, raw).ok_or_else(|| "it has too few bytes".into())
 }
 
+/// The tensor of packed floats, which are the bytes of a raw one: in one part, or more if the writer liked.
+fn from_parts(ty: Type, parts: &[Bytes]) -> Result<Tensor, String> {
+    let given: usize = parts.iter().map(Bytes::len).sum();
+    if given != ty.bytes() {
+        return Err(format!("{ty} has {} elements", given / ty.dtype.bytes()));
+    }
+    match parts {
+        [part] => from_raw(ty, part.clone()),
+        _ => from_raw(ty, parts.concat().into()),
+    }
+}
+
 /// Elements of less than a byte, the first in the lowest bits; signs are kept.
 fn unpack(bits: usize, packed: &[u8], elements: &mut [u8]) {
     let each = 8 / bits;
@@ -155,8 +159,8 @@ fn from_fields(ty: Type, proto: &TensorProto) -> Result<Tensor, String> {
     let (elements, dtype, text) = (ty.elements(), ty.dtype, ty.to_string());
     // Checked before anything of the size is allocated: a file can claim any shape.
     let given = match dtype {
-        DataType::F32 => proto.float_data.len(),
-        DataType::F64 => proto.double_data.len(),
+        DataType::F32 => return from_parts(ty, &proto.float_data),
+        DataType::F64 => return from_parts(ty, &proto.double_data),
         DataType::I64 => proto.int64_data.len(),
         DataType::U32 | DataType::U64 => proto.uint64_data.len(),
         _ if dtype.file_bits() < 8 => {
@@ -178,8 +182,6 @@ fn from_fields(ty: Type, proto: &TensorProto) -> Result<Tensor, String> {
         };
     }
     match dtype {
-        DataType::F32 => out.elements().copy_from_slice(&proto.float_data),
-        DataType::F64 => out.elements().copy_from_slice(&proto.double_data),
         DataType::I64 => out.elements().copy_from_slice(&proto.int64_data),
         DataType::U64 => out.elements().copy_from_slice(&proto.uint64_data),
         DataType::U32 => fill!(&proto.uint64_data, u32, |value| value as u32),

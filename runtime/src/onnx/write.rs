@@ -243,14 +243,14 @@ impl Writer {
                 Attribute::String(text) => (proto.r#type, proto.s) = (Some(3), Some(text.clone().into())),
                 Attribute::Tensor(tensor) => {
                     let (head, bytes) = parts(tensor);
-                    proto.t = Some(TensorProto { raw_data: Some(bytes), ..head });
+                    proto.t = Some(Box::new(TensorProto { raw_data: Some(bytes), ..head }));
                     proto.r#type = Some(4);
                 }
                 Attribute::Graph(inner) => {
                     let count = inner.captured.len();
                     let names = captures.by_ref().take(count).map(|&id| scope.names[id].clone());
                     let names: Vec<_> = names.collect();
-                    proto.g = Some(self.graph(inner, Some(scope), &names)?);
+                    proto.g = Some(Box::new(self.graph(inner, Some(scope), &names)?));
                     proto.r#type = Some(5);
                 }
                 Attribute::Floats(values) => (proto.r#type, proto.floats) = (Some(6), values.clone()),

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// The version of ONNX's operators that layers are put into.
 pub(super) const OPSET: i64 = 24;
+/// The version of ONNX's files that has it.
+pub(super) const IR_VERSION: i64 = 12;
 /// What is computed while reading may have so many bytes: what attributes are made of.
 const FOLD_BYTES: usize = 4 << 10;
 

@@ -1,13 +1,14 @@
 //! From the files to the graph. What is read is checked before it is believed.
 
-use super::build::{Builder, OPSET, With};
+use super::build::{Builder, IR_VERSION, OPSET, With};
 use super::control;
 use super::convert::{self, Conversion, Operand};
 use super::weights::{constant, element_type};
 use super::xml::{Layer, Net, Port};
 use crate::error::Error;
 use crate::graph::{Declared, Dim, Graph, ValueId};
-use crate::onnx::{Model, map};
+use crate::mapped;
+use crate::onnx::{Model, proto::ModelProto};
 use crate::tensor::Tensor;
 use prost::bytes::Bytes;
 use roxmltree::{Document, Node, ParsingOptions};
@@ -36,7 +37,7 @@ pub(crate) fn open(path: &Path, text: &[u8]) -> Result<Model, Error> {
     let document = Document::parse_with_options(text, options).map_err(|error| wrong(error.to_string()))?;
     let bin = path.with_extension("bin");
     let is_constant = |node: Node<'_, '_>| node.attribute("type") == Some("Const");
-    let weights = match map(&bin) {
+    let weights = match mapped::open(&bin) {
         Ok(weights) => weights,
         Err(source) if document.descendants().any(is_constant) => {
             return Err(Error::File { path: bin, source });
@@ -49,7 +50,9 @@ pub(crate) fn open(path: &Path, text: &[u8]) -> Result<Model, Error> {
     let version = root.attribute("version").unwrap_or_default();
     // What its layers became.
     let opsets = vec![(String::new(), OPSET), ("com.microsoft".into(), 1)];
-    Ok(Model { graph, producer: format!("OpenVINO, IR version {version}"), opsets })
+    let header = ModelProto { ir_version: Some(IR_VERSION), ..ModelProto::default() };
+    let producer = format!("OpenVINO, IR version {version}");
+    Ok(Model { graph, producer, opsets, header: Arc::new(header) })
 }
 
 /// The graph of an element and its weights.

@@ -226,7 +226,7 @@ struct Done {
 impl Done {
     /// Weights that were made before are taken for those of this graph that are the same.
     fn share(&mut self, editor: &mut Editor) {
-        for tensor in editor.constants_mut().filter(|tensor| !tensor.is_lent()) {
+        for tensor in editor.constants_mut().filter(|tensor| tensor.own_bytes() > 0) {
             let mut hasher = DefaultHasher::new();
             tensor.view().bytes.hash(&mut hasher);
             let first =

@@ -6,7 +6,7 @@ use super::{Left, QuantizeDynamic, Quantized, gemm, order};
 use crate::element::DataType;
 use crate::error::Error;
 use crate::onnx::proto::{AttributeProto, GraphProto, NodeProto, TensorProto};
-use crate::onnx::tensors::{Folder, tensor};
+use crate::onnx::tensors::{Folder, packed, tensor};
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
 
@@ -109,7 +109,7 @@ impl Rewriter<'_> {
                 .iter_mut()
                 .find_map(|attribute| attribute.t.take_if(|made| made.data_type == Some(FLOAT)));
             let Some(made) = made else { return true };
-            level.add(TensorProto { name: Some(name), ..made });
+            level.add(TensorProto { name: Some(name), ..*made });
             false
         });
     }
@@ -138,7 +138,7 @@ impl Rewriter<'_> {
         }
         if self.options.subgraphs {
             for attribute in &mut node.attribute {
-                for graph in attribute.g.iter_mut().chain(&mut attribute.graphs) {
+                for graph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
                     *graph = self.graph(std::mem::take(graph))?;
                 }
             }
@@ -275,7 +275,7 @@ impl Rewriter<'_> {
         let at = &mut self.levels[level];
         at.add(TensorProto {
             data_type: Some(FLOAT),
-            float_data: made.scales,
+            float_data: packed(&made.scales),
             ..tensor(&eight.scale, along.clone())
         });
         at.add(TensorProto { data_type: dtype, int32_data: made.zeros, ..tensor(&eight.zero, along) });

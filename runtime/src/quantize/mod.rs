@@ -26,7 +26,7 @@ mod weights;
 
 use crate::error::Error;
 use crate::onnx::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
-use crate::onnx::tensors::{Folder, map};
+use crate::onnx::tensors::Folder;
 use graph::{Rewriter, called};
 use names::{Names, graphs};
 use prost::Message;
@@ -154,7 +154,7 @@ impl QuantizeDynamic {
             Error::Model(what) => Error::Model(format!("{}: {what}", path.display())),
             other => other,
         };
-        let bytes = map(path).map_err(|source| Error::File { path: path.into(), source })?;
+        let bytes = crate::mapped::open(path).map_err(|source| Error::File { path: path.into(), source })?;
         let length = bytes.len() as u64;
         let proto = ModelProto::decode(bytes)
             .map_err(|error| named(Error::model(format!("no ONNX model: {error}"))))?;

@@ -60,7 +60,7 @@ impl Names {
 
 /// Graphs within a node.
 pub(super) fn graphs(node: &NodeProto) -> impl Iterator<Item = &GraphProto> {
-    node.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs))
+    node.attribute.iter().flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs))
 }
 
 /// Values that the graphs within a node take from around it.
@@ -94,7 +94,7 @@ pub(super) fn sweep(graph: &mut GraphProto) -> HashSet<String> {
         taken.extend(node.input.iter().filter(|name| !name.is_empty()).cloned());
         made.extend(node.output.iter().filter(|name| !name.is_empty()).cloned());
         for attribute in &mut node.attribute {
-            let inner = attribute.g.iter_mut().chain(&mut attribute.graphs);
+            let inner = attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs);
             taken.extend(inner.flat_map(sweep));
         }
     }

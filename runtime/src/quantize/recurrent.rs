@@ -4,6 +4,7 @@ use super::MICROSOFT;
 use super::graph::{FLOAT, Rewriter, Why, make};
 use super::weights::{Scheme, WeightType, quantize};
 use crate::onnx::proto::{NodeProto, TensorProto};
+use crate::onnx::tensors::packed;
 use crate::tensor::View;
 
 impl Rewriter<'_> {
@@ -80,7 +81,8 @@ impl Rewriter<'_> {
         let dims = vec![directions as i64, input as i64, gates as i64];
         let eight = scheme.ty.dtype() as i32;
         let level = &mut self.levels[level];
-        level.add(TensorProto { float_data: made.scales, ..tensor(&names[1], FLOAT, along.clone()) });
+        level
+            .add(TensorProto { float_data: packed(&made.scales), ..tensor(&names[1], FLOAT, along.clone()) });
         level.add(TensorProto { int32_data: made.zeros, ..tensor(&names[2], eight, along) });
         level.add(TensorProto { raw_data: Some(turned.into()), ..tensor(&names[0], eight, dims) });
         level.recurrent.insert(name.to_owned(), names.clone());

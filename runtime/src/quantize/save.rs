@@ -41,8 +41,8 @@ fn of_nodes(
 ) -> Result<(), Error> {
     for AttributeProto { t, tensors, g, graphs, .. } in nodes.iter_mut().flat_map(|node| &mut node.attribute)
     {
-        t.iter_mut().chain(tensors).try_for_each(&mut *each)?;
-        g.iter_mut().chain(graphs).try_for_each(|graph| of_graph(graph, each))?;
+        t.as_deref_mut().into_iter().chain(tensors).try_for_each(&mut *each)?;
+        g.as_deref_mut().into_iter().chain(graphs).try_for_each(|graph| of_graph(graph, each))?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use crate::onnx::proto::{
     AttributeProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto, type_proto,
 };
 use crate::onnx::proto::{TensorShapeProto, attribute_proto::AttributeType};
+use crate::onnx::tensors::packed;
 use crate::{DataType, Model, Session, Tensor};
 
 /// Numbers from -1 to 1, the same each time.
@@ -26,9 +27,16 @@ fn weight(name: &str, dims: &[i64]) -> TensorProto {
         name: Some(name.into()),
         data_type: Some(DataType::F32 as i32),
         dims: dims.to_vec(),
-        float_data: numbers(count, name.len() as u32 + count as u32),
+        float_data: packed(&numbers(count, name.len() as u32 + count as u32)),
         ..TensorProto::default()
     }
+}
+
+/// Changes the elements of a weight.
+fn change(weight: &mut TensorProto, change: impl FnOnce(&mut Vec<f32>)) {
+    let mut elements: Vec<f32> = bytemuck::pod_collect_to_vec(&weight.float_data[0]);
+    change(&mut elements);
+    weight.float_data = packed(&elements);
 }
 
 fn value(name: &str, dtype: DataType, dims: &[i64]) -> ValueInfoProto {
@@ -176,7 +184,7 @@ fn every_scheme_is_near_to_f32() {
             assert!(error < if reduced { 0.03 } else { 0.02 }, "{options:?}: {error}");
             let graph = made.graph.as_ref().expect("a graph");
             let scale = graph.initializer.iter().find(|tensor| tensor.name.as_deref() == Some("w_scale"));
-            assert_eq!(scale.expect("a scale").float_data.len(), if channels { 8 } else { 1 });
+            assert_eq!(scale.expect("a scale").float_data[0].len(), if channels { 32 } else { 4 });
         }
     }
 }
@@ -189,7 +197,7 @@ fn nodes_of_one_name_have_scales_of_their_own() {
         make("Sub", &["a", "b"], &["y"], ""),
     ];
     let mut large = weight("v", &[16, 8]);
-    large.float_data.iter_mut().for_each(|x| *x *= 100.0);
+    change(&mut large, |x| x.iter_mut().for_each(|x| *x *= 100.0));
     let model = model(rows("x"), nodes, vec![large, weight("w", &[16, 8])], &["y"]);
     let (made, _) = quantized(&QuantizeDynamic::new(), &model);
     assert_eq!(count(&made, "Mul"), 4);
@@ -281,7 +289,7 @@ fn constant_nodes_are_weights_too() {
     constant.attribute.push(AttributeProto {
         name: Some("value".into()),
         r#type: Some(AttributeType::Tensor as i32),
-        t: Some(weight("", &[16, 8])),
+        t: Some(Box::new(weight("", &[16, 8]))),
         ..AttributeProto::default()
     });
     let model = model(rows("x"), vec![constant, make("MatMul", &["x", "w"], &["y"], "")], vec![], &["y"]);
@@ -294,7 +302,7 @@ fn constant_nodes_are_weights_too() {
 fn names_that_are_taken_are_not_taken_again() {
     let nodes = vec![make("Neg", &["x"], &["x_quantized"], ""), make("MatMul", &["x", "w"], &["y"], "")];
     let mut weights = vec![weight("w", &[16, 8]), weight("w_scale", &[8])];
-    weights[1].float_data[0] = 0.5;
+    change(&mut weights[1], |x| x[0] = 0.5);
     let mut model = model(rows("x"), nodes, weights, &["y", "x_quantized", "z"]);
     let graph = model.graph.as_mut().expect("a graph");
     graph.node.push(make("Neg", &["w_scale"], &["z"], ""));
@@ -314,7 +322,7 @@ fn branches() -> ModelProto {
     let graph = |name: &str, graph| AttributeProto {
         name: Some(name.into()),
         r#type: Some(AttributeType::Graph as i32),
-        g: Some(graph),
+        g: Some(Box::new(graph)),
         ..AttributeProto::default()
     };
     let mut choice = make("If", &["condition"], &["y"], "choice");
@@ -373,10 +381,10 @@ fn what_cannot_be_quantized_is_told() {
     let told = refused(&QuantizeDynamic::new(), &half);
     assert!(told.contains("w is float16; convert the model to float32 first"), "{told}");
     let mut infinite = products();
-    infinite.graph.as_mut().expect("a graph").initializer[0].float_data[3] = f32::INFINITY;
+    change(&mut infinite.graph.as_mut().expect("a graph").initializer[0], |x| x[3] = f32::INFINITY);
     assert!(refused(&QuantizeDynamic::new(), &infinite).contains("w has elements that are not finite"));
     let mut short = products();
-    short.graph.as_mut().expect("a graph").initializer[0].float_data.pop();
+    change(&mut short.graph.as_mut().expect("a graph").initializer[0], |x| x.truncate(x.len() - 1));
     assert!(refused(&QuantizeDynamic::new(), &short).contains("127 elements"));
     let mut old = products();
     old.opset_import[0].version = Some(10);

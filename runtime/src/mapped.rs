@@ -1,0 +1,239 @@
+//! Files of weights: mapped once in a process, however often they are opened, and read into memory only where they must be.
+//!
+//! A mapped page costs memory from its first use on, and the system maps sixteen at once. So weights are used where they lie in the
+//! file if they are large and their address suits their elements. All others are *copied*: when they are first used, not before,
+//! by reading the file (which maps nothing), into memory that everybody shares who opened the file.
+
+use crate::tensor::{ALIGNMENT, Line};
+use memmap2::{Mmap, UncheckedAdvice};
+use prost::bytes::Bytes;
+use std::collections::HashMap;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+/// Tensors of fewer bytes are copied even if they could be used in place: the system would map 64 KiB around each of them, of which
+/// most may belong to others.
+const LEAST_IN_PLACE: usize = 64 << 10;
+
+/// Which file it is, and which version of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    changed: (i64, i64),
+}
+
+impl Identity {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            changed: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
+}
+
+/// A mapped file, and what was copied from it.
+pub(crate) struct Mapped {
+    map: Mmap,
+    file: File,
+    copies: Mutex<HashMap<(usize, usize), Weak<Copied>>>,
+}
+
+/// Files that are mapped now.
+static FILES: Mutex<Vec<(Identity, Weak<Mapped>)>> = Mutex::new(Vec::new());
+
+fn files() -> MutexGuard<'static, Vec<(Identity, Weak<Mapped>)>> {
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps a mapping as long as any of its bytes are in use.
+struct Owner(Arc<Mapped>);
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.map
+    }
+}
+
+/// The bytes of a file: those of whoever has it mapped already.
+pub(crate) fn open(path: &Path) -> std::io::Result<Bytes> {
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    if metadata.len() == 0 {
+        return Ok(Bytes::new());
+    }
+    let identity = Identity::of(&metadata);
+    let mut files = files();
+    files.retain(|(_, mapped)| mapped.strong_count() > 0);
+    let found = files.iter().find(|(other, _)| *other == identity).and_then(|(_, mapped)| mapped.upgrade());
+    let mapped = match found {
+        Some(mapped) => mapped,
+        None => {
+            // SAFETY: the mapping is private and read only. Whoever shortens the file while a model of it is in use takes the
+            // program down, as with every library that maps its weights; the documentation of `Model` says so.
+            let map = unsafe { Mmap::map(&file)? };
+            let mapped = Arc::new(Mapped { map, file, copies: Mutex::default() });
+            files.push((identity, Arc::downgrade(&mapped)));
+            mapped
+        }
+    };
+    Ok(Bytes::from_owner(Owner(mapped)))
+}
+
+/// The file that these bytes are of, and where they are in it.
+fn holding(bytes: &[u8]) -> Option<(Arc<Mapped>, usize)> {
+    files().iter().find_map(|(_, mapped)| {
+        let mapped = mapped.upgrade()?;
+        let offset = (bytes.as_ptr() as usize).checked_sub(mapped.map.as_ptr() as usize)?;
+        // As the caller has the bytes, their mapping is still there: another one cannot have its addresses.
+        (offset.checked_add(bytes.len())? <= mapped.map.len()).then_some((mapped, offset))
+    })
+}
+
+/// Lets the system take the pages back that reading a file's structure has mapped. They come again when they are used.
+pub(crate) fn settle(bytes: &Bytes) {
+    if let Some((mapped, _)) = holding(bytes) {
+        // SAFETY: pages of a private mapping that nobody writes to are those of the file, before and afterwards.
+        let _ = unsafe { mapped.map.unchecked_advise(UncheckedAdvice::DontNeed) };
+    }
+}
+
+/// Bytes of a file that are used by way of a copy; `None` if they are of no file, or may be used where they are.
+pub(crate) fn copied(bytes: &Bytes, alignment: usize) -> Option<Arc<Copied>> {
+    let suits = (bytes.as_ptr() as usize).is_multiple_of(alignment);
+    if suits && bytes.len() >= LEAST_IN_PLACE {
+        return None;
+    }
+    let (mapped, offset) = holding(bytes)?;
+    let mut copies = mapped.copies.lock().unwrap_or_else(PoisonError::into_inner);
+    let slot = copies.entry((offset, bytes.len())).or_default();
+    if let Some(copied) = slot.upgrade() {
+        return Some(copied);
+    }
+    let copied = Arc::new(Copied {
+        bytes: bytes.clone(),
+        offset,
+        file: Arc::downgrade(&mapped),
+        lines: OnceLock::new(),
+    });
+    *slot = Arc::downgrade(&copied);
+    drop(copies);
+    Some(copied)
+}
+
+/// A part of a file that is copied when it is first used.
+pub(crate) struct Copied {
+    bytes: Bytes,
+    offset: usize,
+    file: Weak<Mapped>,
+    lines: OnceLock<Vec<Line>>,
+}
+
+impl Copied {
+    /// The copy.
+    pub(crate) fn lines(&self) -> &[Line] {
+        self.lines.get_or_init(|| {
+            let mut lines = vec![Line::default(); self.bytes.len().div_ceil(ALIGNMENT)];
+            let place = &mut bytemuck::cast_slice_mut(&mut lines)[..self.bytes.len()];
+            let file = self.file.upgrade();
+            let read = file.map(|mapped| mapped.file.read_exact_at(place, self.offset as u64));
+            if !matches!(read, Some(Ok(()))) {
+                // What cannot be read may still be mapped.
+                place.copy_from_slice(&self.bytes);
+            }
+            lines
+        })
+    }
+
+    /// Whether it was used already.
+    pub(crate) fn is_there(&self) -> bool {
+        self.lines.get().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::DataType;
+    use crate::tensor::{Tensor, Type};
+    use std::io::Write;
+
+    /// A file of so many bytes, each its number modulo 251.
+    fn file(bytes: usize) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        let content: Vec<u8> = (0..bytes).map(|index| (index % 251) as u8).collect();
+        file.write_all(&content).expect("it is written");
+        file
+    }
+
+    fn tensor(bytes: Bytes) -> Tensor {
+        let ty = Type::new(DataType::F32, [bytes.len() / 4]).expect("a type");
+        Tensor::from_bytes(ty, bytes).expect("as many bytes as its type says")
+    }
+
+    /// Bytes of the mapping at this address that take memory.
+    fn resident(address: *const u8) -> u64 {
+        let text = std::fs::read_to_string("/proc/self/smaps").expect("the kernel tells");
+        let mut within = false;
+        for line in text.lines() {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            if let Some((Ok(from), Ok(to))) =
+                range.map(|(from, to)| (usize::from_str_radix(from, 16), usize::from_str_radix(to, 16)))
+            {
+                within = (from..to).contains(&(address as usize));
+            } else if let (true, Some(size)) = (within, line.strip_prefix("Rss:")) {
+                let kibibytes = size.trim().strip_suffix(" kB").expect("kibibytes");
+                return kibibytes.parse::<u64>().expect("a number") << 10;
+            }
+        }
+        0
+    }
+
+    #[test]
+    fn a_file_is_mapped_once_and_copied_once() {
+        let file = file(1 << 20);
+        let (first, second) = (open(file.path()).expect("mapped"), open(file.path()).expect("mapped"));
+        assert_eq!(first.as_ptr(), second.as_ptr());
+        let (one, other) = (tensor(first.slice(1..200_001)), tensor(second.slice(1..200_001)));
+        assert_eq!(one.view().bytes, &first[1..200_001]);
+        assert_eq!(one.view().bytes.as_ptr(), other.view().bytes.as_ptr());
+    }
+
+    #[test]
+    fn large_aligned_tensors_lie_in_the_file_and_small_ones_do_not() {
+        let file = file(1 << 20);
+        let bytes = open(file.path()).expect("mapped");
+        let (large, small) = (tensor(bytes.slice(4..200_004)), tensor(bytes.slice(4..1_004)));
+        assert_eq!(large.view().bytes.as_ptr(), bytes[4..].as_ptr());
+        assert_ne!(small.view().bytes.as_ptr(), bytes[4..].as_ptr());
+        assert_eq!(small.view().bytes, &bytes[4..1_004]);
+    }
+
+    #[test]
+    fn copies_map_nothing_and_what_was_mapped_goes_back() {
+        let file = file(4 << 20);
+        let bytes = open(file.path()).expect("mapped");
+        let odd = tensor(bytes.slice(1..4_000_001));
+        assert_eq!(odd.view().bytes.len(), 4_000_000);
+        assert_eq!(resident(bytes.as_ptr()), 0);
+        assert!(bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>() > 0);
+        assert!(resident(bytes.as_ptr()) >= 4 << 20);
+        settle(&bytes);
+        assert_eq!(resident(bytes.as_ptr()), 0);
+        assert_eq!(bytes[1000], (1000 % 251) as u8);
+    }
+
+    #[test]
+    fn a_file_that_changed_is_mapped_anew() {
+        let mut file = file(1 << 16);
+        let before = open(file.path()).expect("mapped");
+        file.write_all(&[7; 1 << 16]).expect("it is written");
+        let after = open(file.path()).expect("mapped");
+        assert_eq!((before.len(), after.len(), after[1 << 16]), (1 << 16, 1 << 17, 7));
+    }
+}

@@ -1,0 +1,269 @@
+//! What sessions share, what a limit counts, and what is given back.
+
+mod wire;
+
+use std::io::Write;
+use stepalloc_runtime::{Arenas, Error, Model, Options, RunOptions, Session, Tensor};
+use wire::{attribute, graph, model, node, open_value, tensor, value};
+
+/// Bytes of the weight of [`small`], which count as long as a session of it has a limit.
+const ONE: u64 = 4;
+
+/// y = x + 1 followed by x; x + 1 is in the arena.
+fn small() -> Model {
+    let one = 1.0f32.to_le_bytes();
+    let graph = graph([
+        open_value(11, "x", 1, 1),
+        tensor(5, "one", 1, &[]).bytes(9, &one),
+        node("Add", &["x", "one"], &["t"]),
+        node("Concat", &["t", "x"], &["y"]).message(5, &attribute("axis", 2).number(3, 0)),
+        open_value(12, "y", 1, 1),
+    ]);
+    Model::from_bytes(model(&graph)).expect("a model")
+}
+
+/// The same where how much comes out depends on the elements.
+fn picking() -> Model {
+    let graph = graph([
+        open_value(11, "x", 1, 1),
+        node("NonZero", &["x"], &["places"]),
+        node("Cast", &["places"], &["y"]).message(5, &attribute("to", 2).number(3, 1)),
+        open_value(12, "y", 1, 2),
+    ]);
+    Model::from_bytes(model(&graph)).expect("a model")
+}
+
+fn floats(count: usize) -> Tensor {
+    let elements: Vec<_> = (0..count).map(|index| (index % 7) as f32 + 1.0).collect();
+    Tensor::from_elements([count], &elements).expect("as many as the shape says")
+}
+
+fn run(session: &Session, count: usize) -> Result<Vec<f32>, Error> {
+    let outputs = session.run(&[("x", floats(count).view())])?;
+    Ok(outputs[0].1.view().elements::<f32>().to_vec())
+}
+
+#[test]
+fn sessions_of_one_model_share_their_arena_and_plans() {
+    let model = small();
+    let sessions: Vec<_> = (0..8).map(|_| Session::new(&model)).collect();
+    for session in &sessions {
+        assert_eq!(run(session, 1000).expect("it runs")[..3], [2.0, 3.0, 4.0]);
+    }
+    let statistics = sessions[0].statistics();
+    assert_eq!((statistics.num_allocs, statistics.num_arena_extensions), (8, 1));
+    assert_eq!(sessions[7].plans_made(), 1);
+}
+
+#[test]
+fn bindings_hold_no_arena_between_runs() {
+    let model = small();
+    let sessions: Vec<_> = (0..4).map(|_| Session::new(&model)).collect();
+    let mut bindings: Vec<_> = sessions.iter().map(Session::binding).collect();
+    for binding in &mut bindings {
+        binding.bind_input("x", floats(1000)).expect("it is as declared");
+        binding.run().expect("it runs");
+    }
+    for binding in &mut bindings {
+        binding.run().expect("it runs");
+        assert_eq!(binding.output("y").expect("it was made").elements::<f32>()[..3], [2.0, 3.0, 4.0]);
+    }
+    assert_eq!(sessions[0].statistics().num_arena_extensions, 1);
+}
+
+#[test]
+fn sessions_of_different_models_share_arenas_that_they_are_given() {
+    let arenas = Arenas::new();
+    let (one, other) = (small(), small());
+    let options = Options::new().arenas(&arenas);
+    let (one, other) = (Session::with_options(&one, options.clone()), Session::with_options(&other, options));
+    run(&one, 1000).expect("it runs");
+    run(&other, 5000).expect("it runs");
+    run(&one, 1000).expect("it runs");
+    let statistics = arenas.statistics();
+    let kept = Session::new(&small());
+    run(&kept, 5000).expect("it runs");
+    assert_eq!(
+        statistics.total_allocated,
+        kept.statistics().total_allocated,
+        "the larger one's arena, alone"
+    );
+    assert_eq!((statistics.num_allocs, statistics.in_use), (3, 0));
+}
+
+#[test]
+fn threads_have_an_arena_each_and_right_results() {
+    let model = small();
+    let session = Session::new(&model);
+    std::thread::scope(|scope| {
+        for thread in 1..5usize {
+            let session = &session;
+            scope.spawn(move || {
+                for turn in 0..50 {
+                    let count = 100 * thread + turn;
+                    let made = run(session, count).expect("it runs");
+                    assert_eq!((made.len(), made[1], made[count]), (2 * count, 3.0, 1.0));
+                }
+            });
+        }
+    });
+    assert_eq!(session.statistics().in_use, 0);
+}
+
+#[test]
+fn a_limit_counts_arena_and_outputs_and_the_session_works_on_after_it() {
+    let model = small();
+    // 1000 elements: 4 kB in the arena, 8 kB of output.
+    let session = Session::with_options(&model, Options::new().max_mem(13_000));
+    assert_eq!(run(&session, 1000).expect("it is within the limit").len(), 2000);
+    for count in [1_100, 1_000_000] {
+        let error = run(&session, count).expect_err("it is beyond the limit");
+        assert!(matches!(error, Error::Memory { .. }), "{error}");
+        assert!(error.to_string().contains("max_mem allows 13000 bytes"), "{error}");
+    }
+    assert_eq!(run(&session, 1000).expect("it is within the limit").len(), 2000);
+    let statistics = session.statistics();
+    assert!(statistics.max_in_use <= 13_000 && statistics.in_use == ONE, "{statistics:?}");
+}
+
+#[test]
+fn bound_outputs_count_as_long_as_they_are_the_sessions() {
+    let model = small();
+    let session = Session::with_options(&model, Options::new().max_mem(13_000));
+    let mut binding = session.binding();
+    binding.bind_input("x", floats(1000)).expect("it is as declared");
+    binding.run().expect("it is within the limit");
+    assert!(run(&session, 1000).is_err(), "the binding has eight of the thirteen thousand");
+    binding.bind_input("x", floats(2000)).expect("it is as declared");
+    assert!(binding.run().is_err());
+    assert_eq!(binding.output("y").expect("that of the run before").len(), 2000);
+    // The caller's memory does not count.
+    binding.bind_output("y", floats(4000)).expect("there is such an output");
+    binding.run().expect("only the arena counts");
+    binding.clear_outputs();
+    assert_eq!(session.statistics().in_use, ONE);
+}
+
+#[test]
+fn what_cannot_be_planned_counts_when_it_runs() {
+    let model = picking();
+    let session = Session::with_options(&model, Options::new().max_mem(20_000));
+    let mut made = session.run(&[("x", floats(1000).view())]).expect("12,000 bytes");
+    assert_eq!(made.remove(0).1.view().shape, [1, 1000]);
+    let error =
+        session.run(&[("x", floats(2000).view())]).expect_err("16,000 bytes and 8,000 of what they become");
+    assert!(error.to_string().contains("max_mem allows 20000 bytes"), "{error}");
+    assert_eq!(session.statistics().in_use, 0);
+    session.run(&[("x", floats(1000).view())]).expect("12,000 bytes");
+}
+
+#[test]
+fn graphs_within_nodes_keep_to_the_limit() {
+    // The sequence of all states, as long as the loop runs: its length is an input.
+    let body = graph([
+        value(11, "i", 7, &[]),
+        value(11, "go", 9, &[]),
+        node("Identity", &["go"], &["on"]),
+        node("Expand", &["one", "size"], &["row"]),
+        value(12, "on", 9, &[]),
+        open_value(12, "row", 1, 1),
+    ]);
+    let graph = graph([
+        value(11, "count", 7, &[]),
+        tensor(5, "one", 1, &[1]).bytes(9, &1.0f32.to_le_bytes()),
+        tensor(5, "size", 7, &[1]).bytes(9, &1000i64.to_le_bytes()),
+        node("Loop", &["count", ""], &["y"]).message(5, &attribute("body", 5).message(6, &body)),
+        open_value(12, "y", 1, 2),
+    ]);
+    let model = Model::from_bytes(model(&graph)).expect("a model");
+    let session = Session::with_options(&model, Options::new().max_mem(100_000));
+    let count = |count: i64| Tensor::from_elements([], &[count]).expect("one element");
+    session.run(&[("count", count(5).view())]).expect("20,000 bytes");
+    let error = session.run(&[("count", count(40).view())]).expect_err("160,000 bytes");
+    assert!(error.to_string().contains("max_mem allows 100000 bytes"), "{error}");
+    session.run(&[("count", count(5).view())]).expect("20,000 bytes");
+}
+
+/// A file with a weight of so many floats at an odd address, added to x.
+fn file_with_weight(floats: usize) -> tempfile::NamedTempFile {
+    let bytes: Vec<u8> = (0..floats).flat_map(|index| (index as f32).to_le_bytes()).collect();
+    for name in ["w", "we", "wei", "weig"] {
+        let graph = graph([
+            value(11, "x", 1, &[floats]),
+            tensor(5, name, 1, &[floats]).bytes(9, &bytes),
+            node("Add", &["x", name], &["y"]),
+            value(12, "y", 1, &[floats]),
+        ]);
+        let made = model(&graph);
+        // Mappings begin at whole pages.
+        let at = made.windows(64).position(|window| window == &bytes[..64]).expect("it is there");
+        if !at.is_multiple_of(4) {
+            let mut file = tempfile::NamedTempFile::new().expect("a file");
+            file.write_all(&made).expect("it is written");
+            return file;
+        }
+    }
+    panic!("a name that is longer by one moves the weight by one");
+}
+
+#[test]
+fn weights_at_odd_addresses_are_copied_when_they_are_used_and_count() {
+    let file = file_with_weight(100_000);
+    let model = Model::open(file.path()).expect("a model");
+    let weight = model.graph.weights().remove(0);
+    assert!(!weight.is_lent() && weight.own_bytes() == 0, "nobody used it yet");
+    let x = floats(100_000);
+    let limited =
+        |bytes| Session::with_options(&model, Options::new().max_mem(bytes)).run(&[("x", x.view())]);
+    assert!(limited(399_999).is_err_and(|error| error.to_string().contains("max_mem")));
+    assert_eq!(weight.own_bytes(), 0, "it is refused before it is copied");
+    assert!(limited(799_999).is_err_and(|error| error.to_string().contains("max_mem")));
+    let outputs = limited(800_000).expect("a copy of the weight, and the output");
+    assert_eq!(
+        outputs[0].1.view().elements::<f32>()[99_999],
+        99_999.0 + floats(100_000).view().elements::<f32>()[99_999]
+    );
+    assert_eq!(weight.own_bytes(), 400_000);
+    let again = Model::open(file.path()).expect("a model").graph.weights().remove(0);
+    assert_eq!(again.view().bytes.as_ptr(), weight.view().bytes.as_ptr(), "one copy for all");
+}
+
+#[test]
+fn memory_goes_back_when_it_is_asked_to() {
+    let model = small();
+    let session = Session::new(&model);
+    run(&session, 1000).expect("it runs");
+    assert!(session.statistics().total_allocated > 0);
+    session.release_memory();
+    assert_eq!(session.statistics().total_allocated, 0);
+    let x = floats(1000);
+    let shrink = RunOptions::new().memory_arena_shrinkage(true);
+    session.run_with(&[("x", x.view())], shrink).expect("it runs");
+    let statistics = session.statistics();
+    assert_eq!((statistics.total_allocated, statistics.num_arena_shrinkages), (0, 2));
+    let never = Session::with_options(&model, Options::new().memory_arena(false).max_mem(1 << 20));
+    run(&never, 1000).expect("it runs");
+    assert_eq!(never.statistics().total_allocated, 0);
+}
+
+#[test]
+fn branches_run_one_after_the_other_where_the_file_has_them_side_by_side() {
+    // Four branches that make eight times as much of x, and a sum of each: first all large ones, then the sums.
+    let mut parts = vec![
+        value(11, "x", 1, &[1, 1000]),
+        tensor(5, "repeats", 7, &[2]).bytes(9, &[8i64.to_le_bytes(), 1i64.to_le_bytes()].concat()),
+    ];
+    let names = |stem: &str| (0..4).map(|branch| format!("{stem}{branch}")).collect::<Vec<_>>();
+    let (large, sums) = (names("large"), names("sum"));
+    parts.extend(large.iter().map(|name| node("Tile", &["x", "repeats"], &[name])));
+    parts.extend(large.iter().zip(&sums).map(|(large, sum)| node("ReduceSum", &[large], &[sum])));
+    parts.push(node("Sum", &sums.iter().map(String::as_str).collect::<Vec<_>>(), &["y"]));
+    parts.push(value(12, "y", 1, &[1, 1]));
+    let model = Model::from_bytes(model(&graph(parts))).expect("a model");
+    let session = Session::new(&model);
+    let x = Tensor::from_elements([1, 1000], &[1.0f32; 1000]).expect("a thousand");
+    let figures = session.figures(&[Some(x.view())]).expect("a plan");
+    assert!(figures.lower_bound_bytes < 2 * 32_000, "{figures:?}");
+    let outputs = session.run(&[("x", x.view())]).expect("it runs");
+    assert_eq!(outputs[0].1.view().elements::<f32>(), [32_000.0]);
+}
