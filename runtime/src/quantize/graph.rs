@@ -64,6 +64,8 @@ pub(super) struct Rewriter<'a> {
     pub opset: i64,
     pub names: Names,
     pub folder: Folder,
+    /// What initializers without elements are transposed copies of.
+    pub turned: HashMap<String, TensorProto>,
     /// The graph that is being rewritten, and those around it before it.
     pub levels: Vec<Level>,
     pub done: Quantized,
@@ -300,7 +302,11 @@ impl Rewriter<'_> {
             let ty = DataType::from_onnx(number).map_or("of another type", DataType::name);
             return Err(format!("{name} is {ty}; convert the model to float32 first"));
         }
-        tensor(proto, &mut self.folder).map_err(|what| format!("{name}: {what}"))
+        let made = match self.turned.get(name) {
+            Some(source) => gemm::turn(source, &mut self.folder),
+            None => tensor(proto, &mut self.folder),
+        };
+        made.map_err(|what| format!("{name}: {what}"))
     }
 
     /// A value in 8 bits, by its own range each time the model runs, unless it is there already.

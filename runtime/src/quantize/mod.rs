@@ -30,7 +30,7 @@ use crate::onnx::tensors::{Folder, map};
 use graph::{Rewriter, called};
 use names::{Names, graphs};
 use prost::Message;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 pub use weights::WeightType;
 
@@ -188,11 +188,13 @@ impl QuantizeDynamic {
             opset,
             names: Names::of(&graph),
             folder,
+            turned: HashMap::new(),
             levels: Vec::new(),
             done: Quantized { bytes_before: beside, ..Quantized::default() },
         };
-        let graph = rewriter.graph(graph)?;
-        let done = rewriter.done;
+        let mut graph = rewriter.graph(graph)?;
+        let Rewriter { turned, mut folder, done, .. } = rewriter;
+        gemm::fill(&mut graph, &turned, &mut folder)?;
         if done.nodes.is_empty() {
             return Err(Error::model(nothing(&done.left)));
         }

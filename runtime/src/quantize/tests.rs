@@ -219,6 +219,10 @@ fn gemm_is_left_out_or_chosen_by_its_name() {
     assert_eq!((count(&made, "MatMulInteger"), count(&made, "Gemm")), (1, 1));
     let (made, _) = quantized(&QuantizeDynamic::new().only(["turned"]), &gemms());
     assert_eq!((count(&made, "MatMulInteger"), count(&made, "MatMul")), (1, 1));
+    // One half alone: the other has its transposed weights in f32.
+    let (made, _) = quantized(&QuantizeDynamic::new().exclude(["turned_MatMul"]), &gemms());
+    assert!(initializers(&made).contains(&"w_Transposed"));
+    assert!(error(&gemms(), &made) < 0.03);
     let (made, _) = quantized(&QuantizeDynamic::new().op_types(["Gemm"]), &gemms());
     assert_eq!(count(&made, "MatMulInteger"), 2);
     assert!(error(&gemms(), &made) < 0.03);
