@@ -242,7 +242,7 @@ impl Rewriter<'_> {
         self.push(node);
     }
 
-    /// An initializer in 8 bits, by the scheme, unless it is there already.
+    /// An initializer in 8 bits, by the scheme, unless it is there already; `axis` is that of columns, the last one.
     pub(super) fn weight(&mut self, name: &str, scheme: Scheme, axis: Option<i64>) -> Result<Eight, String> {
         if let Some(eight) = self.eight(name) {
             if eight.axis.is_some() && eight.axis != axis {
@@ -253,10 +253,9 @@ impl Rewriter<'_> {
         let weight = self.read(name)?;
         let shape = weight.view().shape;
         // Zero points of more than two dimensions are not for every engine.
-        let axis = axis.filter(|_| shape.len() == 2 || axis == Some(0));
+        let axis = axis.filter(|_| shape.len() == 2);
         let (channels, inner) = match axis {
             None => (1, weight.view().len()),
-            Some(0) => (shape[0], shape[1..].iter().product()),
             Some(_) => (shape[shape.len() - 1], 1),
         };
         let made = quantize(weight.view().elements(), channels, inner, scheme)
@@ -290,7 +289,7 @@ impl Rewriter<'_> {
         Ok(eight)
     }
 
-    /// An initializer in f32.
+    /// An initializer in f32; what has no elements is not worth the trouble.
     pub(super) fn read(&mut self, name: &str) -> Result<Tensor, String> {
         let level = self.level_of(name).map(|level| &self.levels[level]);
         let Some((level, &place)) = level.and_then(|level| Some((level, level.places.get(name)?))) else {
@@ -306,7 +305,8 @@ impl Rewriter<'_> {
             Some(source) => gemm::turn(source, &mut self.folder),
             None => tensor(proto, &mut self.folder),
         };
-        made.map_err(|what| format!("{name}: {what}"))
+        let made = made.map_err(|what| format!("{name}: {what}"))?;
+        if made.view().is_empty() { Err(format!("{name} has no elements")) } else { Ok(made) }
     }
 
     /// A value in 8 bits, by its own range each time the model runs, unless it is there already.

@@ -334,7 +334,7 @@ fn branches() -> ModelProto {
 
 #[test]
 fn graphs_within_nodes_are_quantized_if_that_is_asked_for() {
-    assert!(refused(&QuantizeDynamic::new(), &branches()).contains("nothing to quantize"));
+    assert!(refused(&QuantizeDynamic::new(), &branches()).contains("--subgraphs asks for it"));
     assert!(refused(&QuantizeDynamic::new().only(["p"]), &branches()).contains("outside of subgraphs"));
     let (made, done) = quantized(&QuantizeDynamic::new().subgraphs(true), &branches());
     assert_eq!(done.nodes.len(), 2);
@@ -397,6 +397,40 @@ fn what_cannot_be_quantized_is_told() {
     let cycle = vec![make("MatMul", &["y", "w"], &["z"], ""), make("Neg", &["z"], &["y"], "")];
     let cycle = model(rows("x"), cycle, vec![weight("w", &[16, 16])], &["y"]);
     assert!(refused(&QuantizeDynamic::new(), &cycle).contains("a cycle"));
+}
+
+#[test]
+fn weights_of_no_elements_but_many_columns_are_left() {
+    let mut empty = products();
+    let weights = &mut empty.graph.as_mut().expect("a graph").initializer[0];
+    weights.dims = vec![0, 1 << 40];
+    weights.float_data.clear();
+    assert!(refused(&QuantizeDynamic::new().per_channel(true), &empty).contains("w has no elements"));
+}
+
+#[test]
+fn damaged_models_are_errors_or_models() {
+    let options = [QuantizeDynamic::new(), QuantizeDynamic::new().per_channel(true).subgraphs(true)];
+    let mut state = 1u32;
+    let mut random = move |end: usize| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as usize % end.max(1)
+    };
+    let mut made = 0;
+    for whole in [products(), gemms(), branches()].map(|model| model.encode_to_vec()) {
+        for _ in 0..1500 {
+            let mut bytes = whole.clone();
+            for _ in 0..=random(3) {
+                let at = random(bytes.len());
+                bytes[at] ^= 1 << random(8);
+            }
+            bytes.truncate(if random(8) == 0 { random(bytes.len()) } else { bytes.len() });
+            let Ok(model) = ModelProto::decode(&bytes[..]) else { continue };
+            let options = &options[random(2)];
+            made += usize::from(options.rewrite(model, Folder::default()).is_ok());
+        }
+    }
+    assert!(made > 100, "{made} models could be quantized all the same");
 }
 
 #[test]
