@@ -1,9 +1,15 @@
 //! Gemm becomes MatMul and Add, which can be quantized each for itself.
 
 use super::graph::{Rewriter, make};
-use crate::onnx::proto::{AttributeProto, NodeProto, TensorProto};
-use crate::onnx::tensors::tensor;
-use crate::tensor::View;
+use crate::element::DataType;
+use crate::error::Error;
+use crate::onnx::proto::{AttributeProto, GraphProto, NodeProto, TensorProto};
+use crate::onnx::tensors::{Folder, tensor};
+use crate::tensor::{Tensor, Type, View};
+use std::collections::HashMap;
+
+/// Matrices are transposed in squares of so many elements a side: a line of the cache is used as long as it is there.
+const TILE: usize = 16;
 
 /// Replaces every Gemm that is a product and a sum, but those that are excluded by name; MatMuls come with the name of their Gemm.
 pub(super) fn replace(
@@ -59,35 +65,69 @@ fn split(rewriter: &mut Rewriter<'_>, node: &NodeProto) -> Option<Vec<(NodeProto
     Some(parts)
 }
 
-/// The name of a transposed copy of an initializer; `None` where there can be none.
+/// The name of a transposed copy of an initializer; `None` where there can be none. Its elements come when they are needed.
 fn transposed(rewriter: &mut Rewriter<'_>, name: &str) -> Option<String> {
     let level = rewriter.level_of(name)?;
     if let Some(made) = rewriter.levels[level].transposed.get(name) {
         return Some(made.clone());
     }
-    let proto = rewriter.initializer(name)?.clone();
-    let matrix = tensor(&proto, &mut rewriter.folder).ok()?;
-    let View { dtype, shape, bytes, .. } = matrix.view();
-    let (&[rows, cols], size) = (shape, dtype.bytes()) else { return None };
-    if dtype.file_bits() < 8 {
+    let source = rewriter.initializer(name)?.clone();
+    let is_whole = DataType::from_onnx(source.data_type?).is_some_and(|dtype| dtype.file_bits() >= 8);
+    let &[rows, cols] = source.dims.as_slice() else { return None };
+    if !is_whole {
         return None;
-    }
-    let mut turned = Vec::with_capacity(bytes.len());
-    for col in 0..cols {
-        for row in 0..rows {
-            turned.extend_from_slice(&bytes[(row * cols + col) * size..][..size]);
-        }
     }
     let made = rewriter.names.value(&format!("{name}_Transposed"));
     let copy = TensorProto {
         name: Some(made.clone()),
-        data_type: Some(dtype as i32),
-        dims: vec![cols as i64, rows as i64],
-        raw_data: Some(turned.into()),
+        data_type: source.data_type,
+        dims: vec![cols, rows],
         ..TensorProto::default()
     };
     let level = &mut rewriter.levels[level];
     level.add(copy);
     level.transposed.insert(name.to_owned(), made.clone());
+    rewriter.turned.insert(made.clone(), source);
     Some(made)
+}
+
+/// A matrix, transposed.
+pub(super) fn turn(source: &TensorProto, folder: &mut Folder) -> Result<Tensor, String> {
+    let matrix = tensor(source, folder)?;
+    let View { dtype, shape, bytes, .. } = matrix.view();
+    let &[rows, cols] = shape else { return Err(format!("{} has no two dimensions", matrix.ty())) };
+    let ty = Type::new(dtype, [cols, rows]).ok_or("it is too large")?;
+    let (mut turned, size) = (Tensor::zeroed(ty), dtype.bytes());
+    let to = turned.view_mut().bytes;
+    for (first_row, first_col) in tiles(rows).flat_map(|row| tiles(cols).map(move |col| (row, col))) {
+        for row in first_row..rows.min(first_row + TILE) {
+            for col in first_col..cols.min(first_col + TILE) {
+                let (from, at) = ((row * cols + col) * size, (col * rows + row) * size);
+                to[at..at + size].copy_from_slice(&bytes[from..from + size]);
+            }
+        }
+    }
+    Ok(turned)
+}
+
+fn tiles(end: usize) -> impl Iterator<Item = usize> + Clone {
+    (0..end).step_by(TILE)
+}
+
+/// Gives the transposed copies that are still there their elements.
+pub(super) fn fill(
+    graph: &mut GraphProto,
+    turned: &HashMap<String, TensorProto>,
+    folder: &mut Folder,
+) -> Result<(), Error> {
+    for copy in &mut graph.initializer {
+        let name = copy.name.as_deref().unwrap_or_default();
+        let Some(source) = turned.get(name) else { continue };
+        let made =
+            turn(source, folder).map_err(|what| Error::model(format!("initializer {name}: {what}")))?;
+        copy.raw_data = Some(made.view().bytes.to_vec().into());
+    }
+    let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
+    let mut inner = attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs));
+    inner.try_for_each(|graph| fill(graph, turned, folder))
 }

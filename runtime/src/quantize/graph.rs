@@ -64,6 +64,8 @@ pub(super) struct Rewriter<'a> {
     pub opset: i64,
     pub names: Names,
     pub folder: Folder,
+    /// What initializers without elements are transposed copies of.
+    pub turned: HashMap<String, TensorProto>,
     /// The graph that is being rewritten, and those around it before it.
     pub levels: Vec<Level>,
     pub done: Quantized,
@@ -240,7 +242,7 @@ impl Rewriter<'_> {
         self.push(node);
     }
 
-    /// An initializer in 8 bits, by the scheme, unless it is there already.
+    /// An initializer in 8 bits, by the scheme, unless it is there already; `axis` is that of columns, the last one.
     pub(super) fn weight(&mut self, name: &str, scheme: Scheme, axis: Option<i64>) -> Result<Eight, String> {
         if let Some(eight) = self.eight(name) {
             if eight.axis.is_some() && eight.axis != axis {
@@ -251,10 +253,9 @@ impl Rewriter<'_> {
         let weight = self.read(name)?;
         let shape = weight.view().shape;
         // Zero points of more than two dimensions are not for every engine.
-        let axis = axis.filter(|_| shape.len() == 2 || axis == Some(0));
+        let axis = axis.filter(|_| shape.len() == 2);
         let (channels, inner) = match axis {
             None => (1, weight.view().len()),
-            Some(0) => (shape[0], shape[1..].iter().product()),
             Some(_) => (shape[shape.len() - 1], 1),
         };
         let made = quantize(weight.view().elements(), channels, inner, scheme)
@@ -288,7 +289,7 @@ impl Rewriter<'_> {
         Ok(eight)
     }
 
-    /// An initializer in f32.
+    /// An initializer in f32; what has no elements is not worth the trouble.
     pub(super) fn read(&mut self, name: &str) -> Result<Tensor, String> {
         let level = self.level_of(name).map(|level| &self.levels[level]);
         let Some((level, &place)) = level.and_then(|level| Some((level, level.places.get(name)?))) else {
@@ -300,7 +301,12 @@ impl Rewriter<'_> {
             let ty = DataType::from_onnx(number).map_or("of another type", DataType::name);
             return Err(format!("{name} is {ty}; convert the model to float32 first"));
         }
-        tensor(proto, &mut self.folder).map_err(|what| format!("{name}: {what}"))
+        let made = match self.turned.get(name) {
+            Some(source) => gemm::turn(source, &mut self.folder),
+            None => tensor(proto, &mut self.folder),
+        };
+        let made = made.map_err(|what| format!("{name}: {what}"))?;
+        if made.view().is_empty() { Err(format!("{name} has no elements")) } else { Ok(made) }
     }
 
     /// A value in 8 bits, by its own range each time the model runs, unless it is there already.

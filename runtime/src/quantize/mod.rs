@@ -30,7 +30,7 @@ use crate::onnx::tensors::Folder;
 use graph::{Rewriter, called};
 use names::{Names, graphs};
 use prost::Message;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 pub use weights::WeightType;
 
@@ -183,18 +183,21 @@ impl QuantizeDynamic {
         let beside = save::gather(&mut model, &mut folder)?;
         let graph = model.graph.take().ok_or_else(|| Error::model("no ONNX model: it has no graph"))?;
         self.check_names(&graph)?;
+        let inner = graph.node.iter().flat_map(graphs).next().is_some();
         let mut rewriter = Rewriter {
             options: self,
             opset,
             names: Names::of(&graph),
             folder,
+            turned: HashMap::new(),
             levels: Vec::new(),
             done: Quantized { bytes_before: beside, ..Quantized::default() },
         };
-        let graph = rewriter.graph(graph)?;
-        let done = rewriter.done;
+        let mut graph = rewriter.graph(graph)?;
+        let Rewriter { turned, mut folder, done, .. } = rewriter;
+        gemm::fill(&mut graph, &turned, &mut folder)?;
         if done.nodes.is_empty() {
-            return Err(Error::model(nothing(&done.left)));
+            return Err(Error::model(nothing(&done.left, inner && !self.subgraphs)));
         }
         let is_microsoft = |set: &OperatorSetIdProto| set.domain.as_deref() == Some(MICROSOFT);
         if done.nodes.iter().any(|(op, _)| op == "LSTM") && !model.opset_import.iter().any(is_microsoft) {
@@ -253,8 +256,8 @@ impl QuantizeDynamic {
     }
 }
 
-/// Why nothing was quantized.
-fn nothing(left: &[Left]) -> String {
+/// Why nothing was quantized; `inner`: whether there are graphs within nodes, which were not looked into.
+fn nothing(left: &[Left], inner: bool) -> String {
     let most = 3;
     let mut text = "nothing to quantize".to_owned();
     for Left { op, node, why } in left.iter().take(most) {
@@ -262,6 +265,11 @@ fn nothing(left: &[Left]) -> String {
     }
     if left.len() > most {
         text.push_str(&format!("; and {} more", left.len() - most));
+    }
+    if inner {
+        text.push_str(
+            "; nodes in the graphs of If, Loop and Scan are only quantized where --subgraphs asks for it",
+        );
     }
     text
 }

@@ -227,6 +227,10 @@ fn gemm_is_left_out_or_chosen_by_its_name() {
     assert_eq!((count(&made, "MatMulInteger"), count(&made, "Gemm")), (1, 1));
     let (made, _) = quantized(&QuantizeDynamic::new().only(["turned"]), &gemms());
     assert_eq!((count(&made, "MatMulInteger"), count(&made, "MatMul")), (1, 1));
+    // One half alone: the other has its transposed weights in f32.
+    let (made, _) = quantized(&QuantizeDynamic::new().exclude(["turned_MatMul"]), &gemms());
+    assert!(initializers(&made).contains(&"w_Transposed"));
+    assert!(error(&gemms(), &made) < 0.03);
     let (made, _) = quantized(&QuantizeDynamic::new().op_types(["Gemm"]), &gemms());
     assert_eq!(count(&made, "MatMulInteger"), 2);
     assert!(error(&gemms(), &made) < 0.03);
@@ -338,7 +342,7 @@ fn branches() -> ModelProto {
 
 #[test]
 fn graphs_within_nodes_are_quantized_if_that_is_asked_for() {
-    assert!(refused(&QuantizeDynamic::new(), &branches()).contains("nothing to quantize"));
+    assert!(refused(&QuantizeDynamic::new(), &branches()).contains("--subgraphs asks for it"));
     assert!(refused(&QuantizeDynamic::new().only(["p"]), &branches()).contains("outside of subgraphs"));
     let (made, done) = quantized(&QuantizeDynamic::new().subgraphs(true), &branches());
     assert_eq!(done.nodes.len(), 2);
@@ -401,6 +405,40 @@ fn what_cannot_be_quantized_is_told() {
     let cycle = vec![make("MatMul", &["y", "w"], &["z"], ""), make("Neg", &["z"], &["y"], "")];
     let cycle = model(rows("x"), cycle, vec![weight("w", &[16, 16])], &["y"]);
     assert!(refused(&QuantizeDynamic::new(), &cycle).contains("a cycle"));
+}
+
+#[test]
+fn weights_of_no_elements_but_many_columns_are_left() {
+    let mut empty = products();
+    let weights = &mut empty.graph.as_mut().expect("a graph").initializer[0];
+    weights.dims = vec![0, 1 << 40];
+    weights.float_data.clear();
+    assert!(refused(&QuantizeDynamic::new().per_channel(true), &empty).contains("w has no elements"));
+}
+
+#[test]
+fn damaged_models_are_errors_or_models() {
+    let options = [QuantizeDynamic::new(), QuantizeDynamic::new().per_channel(true).subgraphs(true)];
+    let mut state = 1u32;
+    let mut random = move |end: usize| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as usize % end.max(1)
+    };
+    let mut made = 0;
+    for whole in [products(), gemms(), branches()].map(|model| model.encode_to_vec()) {
+        for _ in 0..1500 {
+            let mut bytes = whole.clone();
+            for _ in 0..=random(3) {
+                let at = random(bytes.len());
+                bytes[at] ^= 1 << random(8);
+            }
+            bytes.truncate(if random(8) == 0 { random(bytes.len()) } else { bytes.len() });
+            let Ok(model) = ModelProto::decode(&bytes[..]) else { continue };
+            let options = &options[random(2)];
+            made += usize::from(options.rewrite(model, Folder::default()).is_ok());
+        }
+    }
+    assert!(made > 100, "{made} models could be quantized all the same");
 }
 
 #[test]
