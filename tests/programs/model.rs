@@ -42,7 +42,7 @@ fn exported() -> Option<&'static Exported> {
     made.as_ref()
 }
 
-fn python() -> Option<PathBuf> {
+pub(crate) fn python() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|place| place.join("python3")).find(|python| {
         python.is_file() && finish(process::command(python).args(["-c", "import onnx"])).status == 0
@@ -50,7 +50,7 @@ fn python() -> Option<PathBuf> {
 }
 
 /// `stepalloc model ARGUMENTS`.
-fn model<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Ended {
+pub(crate) fn model<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Ended {
     finish(&mut stepalloc(std::iter::once("model").chain(arguments)))
 }
 
