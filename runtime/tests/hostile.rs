@@ -353,7 +353,7 @@ fn deep_nesting_is_an_error() {
         }
         let whole = inner.also(&value(11, "x", 1, &[4])).also(&value(11, "c", 9, &[]));
         let read = read(model(&whole), BASE);
-        assert!(depth > 33 || depth == 33 || read.is_ok(), "{depth}: {:?}", read.err());
+        assert!(depth >= 33 || read.is_ok(), "{depth}: {:?}", read.err());
         assert!(depth <= 33 || read.is_err(), "{depth}");
     }
     // Types of sequences of sequences, and groups within groups.
@@ -365,7 +365,7 @@ fn deep_nesting_is_an_error() {
         read(model(&graph([Message::new().message(11, &Message::new().message(2, &ty))])), BASE).is_err()
     );
     assert!(read(model(&graph([]).bytes_raw(&[0xfb; 100_000])), BASE).is_err());
-    assert!(read(vec![0xfb, 0x7f].repeat(100_000), BASE).is_err());
+    assert!(read([0xfb, 0x7f].repeat(100_000), BASE).is_err());
 }
 
 #[test]
