@@ -11,7 +11,7 @@ Python and packages as for benches/models.py, whose models and inputs these are.
 - `shapes`: VmHWM that 58 runs on inputs of other sizes have added, as a multiple of the largest live set. The model is made here:
   convolutions over images of any size, whose live set in the largest one, among sizes at random, is 70 MiB.
 - `reload BACKEND`: opened, planned, run and dropped --reloads times: the highest VmRSS of five turns from the 31st on, as a multiple
-  of the first such five, under each backend of the command's own allocator.
+  of the first such five, under each backend of the command's own allocator. Images are cut to 64 x 64: it is not about runs.
 
 ONNX Runtime's figures are its least over arena and memory pattern on and off; for `shapes` each of the four is a row, and one more
 has the arena shrunk after each run.
@@ -138,6 +138,8 @@ def rows(name, model, inputs, reloads):
         # The process had its libraries and this model's inputs before it read the model.
         one = told["vm_rss_bytes"] - told["vm_hwm_before_bytes"]
         yield "sessions", name, f"{1 + told['session_bytes'] / one:.2f}", f"{least('sessions'):.2f}", "1.2"
+        if "x" in inputs:
+            numpy.save(pathlib.Path(folder, "x.npy"), numpy.ascontiguousarray(inputs["x"][..., :64, :64]))
         for backend in ("glibc", "jemalloc", "mimalloc"):
             if reloads == 0:
                 break

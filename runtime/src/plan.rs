@@ -5,17 +5,18 @@
 //! inputs that nobody needs any more, and the rest, with the operators' scratch memory, is planned by `stepalloc-planner`. Where a
 //! type depends on elements that are only known when the model runs, its node and what follows from it take memory as they go.
 
+mod layout;
+
 use crate::element::DataType;
 use crate::error::Error;
-use crate::graph::{Attribute, Graph, Node, ValueId};
+use crate::graph::{Graph, Node, ValueId};
 use crate::inline::{inline, is_if};
-use crate::operators::{Known, Reuse, Unclear};
+use crate::operators::{Known, Unclear};
 use crate::order::{self, Task};
 use crate::run::run_one;
-use crate::tensor::{ALIGNMENT, Tensor, Type, View};
+use crate::tensor::{Tensor, Type, View};
 use std::collections::HashMap;
 use std::sync::Arc;
-use stepalloc_planner::{Block, Effort, Planner, Problem, verify};
 
 /// What is computed while planning may have so many bytes: shapes and indices, no activations.
 const FOLD_BYTES: usize = 64 << 10;
@@ -92,16 +93,6 @@ pub struct Figures {
     pub unplanned_nodes: u64,
     /// Nodes that were computed while planning.
     pub folded_nodes: u64,
-}
-
-/// Bytes that one or more values share.
-struct Buffer {
-    bytes: usize,
-    /// Steps from which to which it is alive, the last one included.
-    first: usize,
-    last: usize,
-    /// The graph's output that it is.
-    output: Option<usize>,
 }
 
 struct Drafting<'g> {
@@ -347,134 +338,6 @@ impl<'g> Drafting<'g> {
         best.finish(self)
     }
 
-    /// What lies where, and which steps there are, if the nodes run in this order; all but the offsets.
-    fn lay_out(&self, running: Vec<(usize, bool)>) -> Layout {
-        let mut figures = self.figures;
-        let last = self.last_uses(&running);
-        let (graph, end) = (self.graph, running.len());
-        let mut outputs = HashMap::new();
-        for (index, &id) in graph.outputs.iter().enumerate() {
-            outputs.entry(id).or_insert(index);
-        }
-        let mut places = vec![Place::Nowhere; self.types.len()];
-        for ((place, input), known) in places.iter_mut().zip(&self.input).zip(&self.known) {
-            if let Some(index) = *input {
-                *place = Place::Input(index);
-            } else if let Some(known) = known {
-                *place = Place::Known(Arc::clone(known));
-            }
-        }
-        let mut buffers: Vec<Buffer> = Vec::new();
-        let mut buffer_of: Vec<Option<usize>> = vec![None; places.len()];
-        let (mut steps, mut scratches) = (Vec::new(), Vec::new());
-        for (at, &(index, on_heap)) in running.iter().enumerate() {
-            let node = &graph.nodes[index];
-            if on_heap {
-                figures.unplanned_nodes += 1;
-                node.outputs.iter().flatten().for_each(|&id| places[id] = Place::Heap);
-                steps.push(Step {
-                    node: index,
-                    in_place: None,
-                    scratch: (0, 0),
-                    on_heap: true,
-                    drops: Vec::new(),
-                });
-                continue;
-            }
-            // What runs within it has plans and arenas of its own.
-            let has_graph =
-                node.attributes.0.values().any(|attribute| matches!(attribute, Attribute::Graph(_)));
-            figures.unplanned_nodes += u64::from(has_graph);
-            let mut in_place = None;
-            let first = node.outputs.first().copied().flatten();
-            let mut reuse = if self.sharing.in_place { node.operator.reuse() } else { Reuse::No };
-            // A view is not run: what else the node makes would be missing.
-            if reuse == Reuse::View && node.outputs.iter().skip(1).any(Option::is_some) {
-                reuse = Reuse::No;
-            }
-            if let (Some(made), Reuse::View, Some(Some(source))) = (first, reuse, node.inputs.first()) {
-                let is_output = outputs.contains_key(&made);
-                match (&places[*source], buffer_of[*source]) {
-                    (Place::Input(_) | Place::Known(_), _) if !is_output => {
-                        places[made] = places[*source].clone();
-                        figures.inplace_tensors += 1;
-                        continue;
-                    }
-                    (_, Some(buffer)) if !(is_output && buffers[buffer].output.is_some()) => {
-                        buffer_of[made] = Some(buffer);
-                        buffers[buffer].last = buffers[buffer].last.max(last[made].unwrap_or(at));
-                        buffers[buffer].output = buffers[buffer].output.or(outputs.get(&made).copied());
-                        figures.inplace_tensors += 1;
-                        continue;
-                    }
-                    _ => {}
-                }
-            }
-            if let (Some(made), Reuse::InPlace(inputs)) = (first, reuse) {
-                let bytes = self.types[made].as_ref().map_or(0, Type::bytes);
-                in_place = inputs.iter().copied().find(|&input| {
-                    let Some(source) = node.inputs.get(input).copied().flatten() else { return false };
-                    let Some(buffer) = buffer_of[source] else { return false };
-                    let alone = inputs_of(node).enumerate().all(|(other, id)| {
-                        other == input || id.is_none_or(|id| buffer_of[id] != Some(buffer))
-                    });
-                    let two_outputs = outputs.contains_key(&made) && buffers[buffer].output.is_some();
-                    self.types[source].as_ref().is_some_and(|ty| ty.bytes() == bytes)
-                        && alone
-                        && !two_outputs
-                        && buffers[buffer].last == at
-                });
-                if let Some(buffer) = in_place.and_then(|input| buffer_of[node.inputs[input]?]) {
-                    buffer_of[made] = Some(buffer);
-                    buffers[buffer].last = last[made].unwrap_or(at);
-                    buffers[buffer].output = buffers[buffer].output.or(outputs.get(&made).copied());
-                    figures.inplace_tensors += 1;
-                }
-            }
-            for id in
-                node.outputs.iter().flatten().copied().filter(|&id| Some(id) != first || in_place.is_none())
-            {
-                buffer_of[id] = Some(buffers.len());
-                buffers.push(Buffer {
-                    bytes: self.types[id].as_ref().map_or(0, Type::bytes),
-                    first: at,
-                    last: if self.sharing.reuse { last[id].unwrap_or(at) } else { end },
-                    output: outputs.get(&id).copied(),
-                });
-            }
-            let scratch = self.scratch(node);
-            if scratch > 0 {
-                scratches.push((steps.len(), at, scratch));
-            }
-            steps.push(Step {
-                node: index,
-                in_place,
-                scratch: (0, scratch),
-                on_heap: false,
-                drops: Vec::new(),
-            });
-        }
-        let blocks: Vec<_> = buffers
-            .iter()
-            .map(|buffer| (buffer.output.is_none(), buffer.bytes, buffer.first, buffer.last.min(end)))
-            .chain(scratches.iter().map(|&(_, at, bytes)| (true, bytes, at, at)))
-            .collect();
-        let there: Vec<_> =
-            (0..blocks.len()).filter(|&index| blocks[index].0 && blocks[index].1 > 0).collect();
-        let block = |&index: &usize| {
-            let (_, bytes, first, last) = blocks[index];
-            Block {
-                id: index as u64,
-                lower: first as u64,
-                upper: last as u64 + 1,
-                size: bytes.next_multiple_of(ALIGNMENT) as u64,
-                align: ALIGNMENT as u64,
-            }
-        };
-        let problem = Problem::new(there.iter().map(block).collect());
-        Layout { running, last, places, buffers, buffer_of, steps, scratches, there, problem, figures }
-    }
-
     fn scratch(&self, node: &Node) -> usize {
         let types: Vec<_> = inputs_of(node).map(|id| id.and_then(|id| self.types[id].as_ref())).collect();
         let views: Vec<_> = inputs_of(node).map(|id| Some(self.known[id?].as_ref()?.view())).collect();
@@ -486,73 +349,5 @@ impl<'g> Drafting<'g> {
             .map_while(|ty| ty)
             .collect();
         node.operator.scratch(&Known { types: &types, values: &views }, &made)
-    }
-}
-
-/// What lies where but for the offsets, for one order of the nodes.
-struct Layout {
-    running: Vec<(usize, bool)>,
-    last: Vec<Option<usize>>,
-    places: Vec<Place>,
-    buffers: Vec<Buffer>,
-    buffer_of: Vec<Option<usize>>,
-    steps: Vec<Step>,
-    /// Of scratch memory: number and time of the step, and bytes.
-    scratches: Vec<(usize, usize, usize)>,
-    /// Buffers followed by scratch memory: those that lie in the arena.
-    there: Vec<usize>,
-    problem: Problem,
-    figures: Figures,
-}
-
-impl Layout {
-    fn finish(mut self, draft: Drafting<'_>) -> Result<Plan, Error> {
-        let offsets = self.offsets()?;
-        let Self { running, last, mut places, buffers, buffer_of, mut steps, scratches, mut figures, .. } =
-            self;
-        let graph = Arc::clone(draft.graph);
-        for (&(step, ..), &offset) in scratches.iter().zip(&offsets[buffers.len()..]) {
-            steps[step].scratch.0 = offset;
-        }
-        for (id, buffer) in buffer_of.iter().enumerate() {
-            if let Some(buffer) = *buffer {
-                places[id] = buffers[buffer].output.map_or(Place::Arena(offsets[buffer]), Place::Output);
-            }
-        }
-        figures.planned_tensors = buffer_of.iter().flatten().count() as u64;
-        let elsewhere = |(index, &id): (usize, &ValueId)| {
-            (!matches!(places[id], Place::Output(there) if there == index)).then_some((id, index))
-        };
-        let copies = graph.outputs.iter().enumerate().filter_map(elsewhere).collect();
-        let numbers: HashMap<_, _> = steps.iter().enumerate().map(|(at, step)| (step.node, at)).collect();
-        for (id, place) in places.iter().enumerate() {
-            if let (Place::Heap, Some(at)) = (place, last[id])
-                && let Some(&(index, _)) = running.get(at)
-                && let Some(&step) = numbers.get(&index)
-            {
-                steps[step].drops.push(id);
-            }
-        }
-        Ok(Plan { graph, types: draft.types, places, steps, copies, figures })
-    }
-
-    /// Offsets in the arena, of buffers followed by scratch memory.
-    fn offsets(&mut self) -> Result<Vec<usize>, Error> {
-        let mut offsets = vec![0; self.buffers.len() + self.scratches.len()];
-        let problem = &self.problem;
-        if problem.blocks.is_empty() {
-            return Ok(offsets);
-        }
-        let fail = |what: String| Error::model(format!("its tensors cannot be planned: {what}"));
-        let plan =
-            Planner::new().effort(Effort::Normal).plan(problem).map_err(|error| fail(error.to_string()))?;
-        // Tensors that share bytes by mistake would be wrong results: the plan is believed no more than a file.
-        verify(problem, &plan.offsets, plan.height).map_err(|error| fail(error.to_string()))?;
-        for (&index, &offset) in self.there.iter().zip(&plan.offsets) {
-            offsets[index] = offset as usize;
-        }
-        self.figures.arena_bytes = plan.height;
-        self.figures.lower_bound_bytes = problem.load().max;
-        Ok(offsets)
     }
 }

@@ -55,13 +55,14 @@ impl Chosen {
 
 /// A graph and its plans. Graphs within nodes have one of their own, which uses the arenas of the run around it.
 pub(crate) struct Executor {
+    // Both are found by the graph's address: they must be gone before it is.
+    common: Arc<Common>,
+    /// Weights that are copied from the file: bytes, and what counts for them from the first plan on.
+    weights: (u64, OnceLock<Arc<Charge>>),
     graph: Arc<Graph>,
     options: Options,
     /// `None` for a graph within a node.
     arenas: Option<Arenas>,
-    /// Weights that are copied from the file: bytes, and what counts for them from the first plan on.
-    weights: (u64, OnceLock<Arc<Charge>>),
-    common: Arc<Common>,
 }
 
 /// What sessions of one graph have in common, if they plan alike: plans, and arenas unless they have others.

@@ -247,6 +247,18 @@ fn memory_goes_back_when_it_is_asked_to() {
 }
 
 #[test]
+fn the_plan_that_was_used_longest_ago_goes() {
+    for (plans, made) in [(1, 4), (2, 3), (3, 3)] {
+        let model = small();
+        let session = Session::with_options(&model, Options::new().plans(plans));
+        for count in [100, 200, 200, 300, 200] {
+            run(&session, count).expect("it runs");
+        }
+        assert_eq!(session.plans_made(), made, "of {plans} kept");
+    }
+}
+
+#[test]
 fn branches_run_one_after_the_other_where_the_file_has_them_side_by_side() {
     // Four branches that make eight times as much of x, and a sum of each: first all large ones, then the sums.
     let mut parts = vec![

@@ -8,6 +8,7 @@
 //! | `model` | are models computed as ONNX's own tests say, in the memory that was planned? |
 //! | `quantize` | are models with weights of 8 bits valid, smaller, and near to what they were? |
 //! | `openvino` | and the same in OpenVINO's format? |
+//! | `model_memory` | and do loading, more sessions, other shapes and limits cost what they should? |
 //! | `pytorch` | are unmodified trainings planned, without another result? |
 //! | `report` | is what is seen of runs and plans right, and shown by a browser? |
 //! | `batches` | and are they planned again when the batch size changes? |
@@ -26,6 +27,7 @@ mod demo;
 mod exports;
 mod model;
 mod openvino;
+mod model_memory;
 mod plan;
 mod process;
 mod pytorch;

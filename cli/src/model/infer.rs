@@ -59,7 +59,7 @@ pub(super) struct Arguments {
     /// Cores to use; all by default
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     threads: usize,
-    /// The most memory for intermediate values, as 2GiB
+    /// The most memory for intermediate values, outputs and copied weights, as 2GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     max_mem: Option<u64>,
     /// Make so many sessions of the model and run each

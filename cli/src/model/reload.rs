@@ -49,7 +49,8 @@ mod tests {
 
     #[test]
     fn steady_memory_with_a_step_and_some_spikes_does_not_grow() {
-        let level = |turn: u64| if turn < 300 { 1000 } else { 1200 } + if turn % 97 == 0 { 500 } else { 0 };
+        let level =
+            |turn: u64| if turn < 300 { 1000 } else { 1200 } + if turn.is_multiple_of(97) { 500 } else { 0 };
         assert!(!grows(&(0..1000).map(level).collect::<Vec<_>>()));
         assert!(!grows(&[]));
     }

@@ -1,0 +1,114 @@
+//! What models cost in memory beside one run: loading, more sessions, other shapes, loading again, limits.
+//!
+//! The model is made by python3 with the package onnx, as for `model`.
+
+use crate::BACKENDS;
+use crate::model::{model, python};
+use crate::process::{self, Ended, finish, stepalloc};
+use serde_json::Value;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// x [n, 1] times w [1, 64] and on, where n is open: n times 256 bytes are alive. Weights of 4 MB that are multiplied with the largest
+/// of each column lie at whatever address the file gives them.
+const MAKE: &str = "
+import sys, numpy, onnx
+from onnx import TensorProto, helper, numpy_helper
+numbers = numpy.random.default_rng(1)
+weights = [numpy_helper.from_array(numbers.random((1, 64), dtype='f'), 'w')]
+nodes = [helper.make_node('Mul', ['x', 'w'], ['t']), helper.make_node('Exp', ['t'], ['e']),
+         helper.make_node('ReduceMax', ['e'], ['m0'], axes=[0])]
+for layer in range(64):
+    weights.append(numpy_helper.from_array(numbers.random((64, 256), dtype='f'), 'a' * (layer + 1)))
+    nodes.append(helper.make_node('MatMul', ['m0', 'a' * (layer + 1)], [f'p{layer}']))
+nodes.append(helper.make_node('Sum', [f'p{layer}' for layer in range(64)], ['y']))
+x = helper.make_tensor_value_info('x', TensorProto.FLOAT, ['n', 1])
+y = helper.make_tensor_value_info('y', TensorProto.FLOAT, [1, 256])
+graph = helper.make_graph(nodes, 'g', [x], [y], weights)
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 13)], ir_version=9)
+onnx.checker.check_model(model, full_check=True)
+onnx.save(model, sys.argv[1])
+";
+
+/// The model in a directory; `None`, with a line, where it cannot be made.
+fn made() -> Option<(TempDir, PathBuf)> {
+    let Some(python) = python() else {
+        let missing = "no python3 on the path has the package onnx (PyPI)";
+        let required = std::env::var_os("STEPALLOC_REQUIRE_ONNX").is_some_and(|value| value == "1");
+        assert!(!required, "{missing}, and STEPALLOC_REQUIRE_ONNX=1");
+        process::skip(missing);
+        return None;
+    };
+    let directory = TempDir::new().expect("a directory for temporary files");
+    let path = directory.path().join("model.onnx");
+    finish(process::command(python).args(["-c", MAKE]).arg(&path)).with_status(0);
+    Some((directory, path))
+}
+
+fn infer(path: &std::path::Path, arguments: &[&str]) -> Ended {
+    let path = path.to_str().expect("a path in UTF-8");
+    model(["infer", path, "--threads", "1", "--runs", "3", "--json", "-"].iter().chain(arguments).copied())
+}
+
+fn figures(ended: &Ended) -> Value {
+    serde_json::from_str(ended.out()).unwrap_or_else(|error| panic!("{error}: {}", ended.out()))
+}
+
+fn number(figures: &Value, name: &str) -> u64 {
+    figures[name].as_u64().unwrap_or_else(|| panic!("no {name} in {figures:#}"))
+}
+
+#[test]
+fn weights_take_no_memory_until_the_first_run() {
+    let Some((_directory, path)) = made() else { return };
+    let figures = figures(&infer(&path, &["--shape", "x=64x1"]).with_status(0));
+    let (all, there) = (number(&figures, "weight_bytes"), number(&figures, "loaded_weight_bytes"));
+    assert!(all > 4 << 20 && there * 10 <= all, "{there} of {all}");
+}
+
+#[test]
+fn eight_sessions_cost_hardly_more_than_one() {
+    let Some((_directory, path)) = made() else { return };
+    let figures = figures(&infer(&path, &["--shape", "x=16384x1", "--sessions", "8"]).with_status(0));
+    let one = number(&figures, "vm_rss_bytes") - number(&figures, "vm_hwm_before_bytes");
+    let more = number(&figures, "session_bytes");
+    assert!(more * 5 <= one, "{one} for one, {more} for seven more");
+}
+
+#[test]
+fn inputs_of_other_sizes_add_no_more_than_is_alive_in_the_largest() {
+    let Some((_directory, path)) = made() else { return };
+    let shapes: Vec<_> =
+        (1..=20u64).map(|turn| format!("x={}x1", turn * 7919 % 100_000 + 20_000 * (turn % 5))).collect();
+    let also: Vec<_> = shapes.iter().flat_map(|shape| ["--also", shape]).collect();
+    let figures = figures(&infer(&path, &[&["--shape", "x=64x1"], &also[..]].concat()).with_status(0));
+    let (grown, alive) = (number(&figures, "also_bytes"), number(&figures, "also_alive_bytes"));
+    assert!(alive > 30 << 20 && grown * 10 <= alive * 13, "{grown} for {alive}");
+}
+
+#[test]
+fn loading_again_and_again_leaves_nothing_behind() {
+    let Some((_directory, path)) = made() else { return };
+    for backend in BACKENDS {
+        let path = path.to_str().expect("a path in UTF-8");
+        let arguments =
+            ["model", "infer", path, "--shape", "x=64x1", "--threads", "1", "--reload", "120", "--json", "-"];
+        let ended = finish(stepalloc(arguments).env("STEPALLOC_BACKEND", backend)).with_status(0);
+        let figures = figures(&ended);
+        let turns: Vec<u64> =
+            figures["reload_bytes"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect();
+        let mean = |turns: &[u64]| turns.iter().sum::<u64>() / turns.len() as u64;
+        let (early, late) = (mean(&turns[30..40]), mean(&turns[110..]));
+        assert!(late * 20 <= early * 21, "{backend}: from {early} to {late}");
+    }
+}
+
+#[test]
+fn a_limit_counts_weights_and_arena_and_says_what_it_allows() {
+    let Some((_directory, path)) = made() else { return };
+    infer(&path, &["--shape", "x=1000x1", "--max-mem", "8MiB"]).with_status(0);
+    for (limit, shape) in [("1MiB", "x=64x1"), ("8MiB", "x=100000x1")] {
+        let ended = infer(&path, &["--shape", shape, "--max-mem", limit]).with_status(2);
+        assert!(ended.err().contains("max_mem allows"), "{}", ended.err());
+    }
+}
