@@ -6,6 +6,7 @@
 //! | `contract` | does a C program get from it what it gets from glibc's malloc, in every phase? |
 //! | `run`, `plan`, `demo` | does the command keep its contract? |
 //! | `model` | are models computed as ONNX's own tests say, in the memory that was planned? |
+//! | `optimize` | and do they compute the same with fewer nodes, written for others to run? |
 //! | `pytorch` | are unmodified trainings planned, without another result? |
 //! | `report` | is what is seen of runs and plans right, and shown by a browser? |
 //! | `batches` | and are they planned again when the batch size changes? |
@@ -23,6 +24,7 @@ mod contract;
 mod demo;
 mod exports;
 mod model;
+mod optimize;
 mod plan;
 mod process;
 mod pytorch;

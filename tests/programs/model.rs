@@ -13,18 +13,18 @@ use tempfile::TempDir;
 const PASSED: u64 = 1300;
 
 /// ONNX's tests as directories: `node/NAME`, `light/NAME`.
-struct Exported {
+pub(crate) struct Exported {
     directory: TempDir,
 }
 
 impl Exported {
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 }
 
 /// The exported tests; `None`, with a line, where they cannot be made.
-fn exported() -> Option<&'static Exported> {
+pub(crate) fn exported() -> Option<&'static Exported> {
     static EXPORTED: OnceLock<Option<Exported>> = OnceLock::new();
     let made = EXPORTED.get_or_init(|| {
         let script = process::shared("conformance/export_onnx_tests.py")?;
@@ -42,7 +42,7 @@ fn exported() -> Option<&'static Exported> {
     made.as_ref()
 }
 
-fn python() -> Option<PathBuf> {
+pub(crate) fn python() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|place| place.join("python3")).find(|python| {
         python.is_file() && finish(process::command(python).args(["-c", "import onnx"])).status == 0
@@ -50,12 +50,12 @@ fn python() -> Option<PathBuf> {
 }
 
 /// `stepalloc model ARGUMENTS`.
-fn model<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Ended {
+pub(crate) fn model<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Ended {
     finish(&mut stepalloc(std::iter::once("model").chain(arguments)))
 }
 
 /// The three counts at the end of `model test`.
-fn counts(ended: &Ended) -> [u64; 3] {
+pub(crate) fn counts(ended: &Ended) -> [u64; 3] {
     let last = ended.out().lines().last().expect("a last line");
     let numbers: Vec<_> =
         last.split(|letter: char| !letter.is_ascii_digit()).filter_map(|text| text.parse().ok()).collect();
@@ -67,7 +67,7 @@ fn test(name: &str) -> Option<PathBuf> {
     Some(exported()?.path("node").join(name))
 }
 
-fn text(path: &Path) -> &str {
+pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
@@ -75,12 +75,16 @@ fn text(path: &Path) -> &str {
 fn tests_of_single_operators_pass_and_none_is_wrong() {
     let Some(exported) = exported() else { return };
     let node = exported.path("node");
-    let ended = model(["test", "--quiet", text(&node)]);
-    let [passed, wrong, _] = counts(&ended);
-    let told: Vec<_> = ended.out().lines().filter(|line| line.starts_with("wrong")).collect();
-    assert_eq!(wrong, 0, "{told:#?}");
-    assert!(passed >= PASSED, "{passed} passed");
-    assert_eq!(ended.status, 0);
+    let of_level = |level| {
+        let ended = model(["test", "--quiet", "--level", level, text(&node)]);
+        let [passed, wrong, unsupported] = counts(&ended);
+        let told: Vec<_> = ended.out().lines().filter(|line| line.starts_with("wrong")).collect();
+        assert_eq!(wrong, 0, "{told:#?}");
+        assert!(passed >= PASSED, "{passed} passed");
+        assert_eq!(ended.status, 0);
+        [passed, unsupported]
+    };
+    assert_eq!(of_level("disable"), of_level("all"));
 }
 
 #[test]

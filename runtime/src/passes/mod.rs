@@ -274,7 +274,10 @@ fn optimize(
             break;
         }
     }
-    done.share(&mut editor);
+    let has_graphs = |at| editor.node(at).is_some_and(|node| node.graphs().next().is_some());
+    if is_inner || editor.places().any(has_graphs) {
+        done.share(&mut editor);
+    }
     for at in editor.places() {
         let Some(node) = editor.node(at).filter(|node| node.graphs().next().is_some()).cloned() else {
             continue;
