@@ -105,9 +105,6 @@ impl FusedConv {
     fn new(node: &Definition<'_>) -> Result<Self, String> {
         let conv = Conv(Filters::new(node)?);
         let told = node.attributes.floats("activation_params").unwrap_or_default();
-        if node.inputs.get(3) == Some(&true) {
-            return Err("a sum before its activation is not known".into());
-        }
         let name = node.attributes.text("activation", "");
         let (mut alpha, mut beta) = (told.iter().copied(), told.iter().skip(1).copied());
         Ok(match (name, &told[..]) {
@@ -120,7 +117,13 @@ impl FusedConv {
 
 impl Operator for FusedConv {
     fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
-        self.conv.infer(inputs)
+        let made = self.conv.infer(inputs)?;
+        match inputs.opt(3) {
+            Some(other) if made != [other.clone()] => {
+                Err(format!("{other} cannot be added to {}", made[0]).into())
+            }
+            _ => Ok(made),
+        }
     }
 
     fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {
@@ -136,6 +139,9 @@ impl Operator for FusedConv {
             return Err(no(out.dtype));
         }
         let row = out.elements::<f32>();
+        if let Some(other) = call.opt(3) {
+            row.iter_mut().zip(other.elements::<f32>()).for_each(|(x, other)| *x += other);
+        }
         if let Some((least, most)) = self.clip {
             row.iter_mut().for_each(|x| *x = x.max(least).min(most));
         }

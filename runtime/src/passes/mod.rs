@@ -111,6 +111,11 @@ pub const PASSES: &[Pass] = &[
     extended("quick-gelu", "x * sigmoid(a x) becomes QuickGelu", product::quick_gelu),
     extended("layer-norm", "mean, variance, scale and bias become LayerNormalization", layer_norm::run),
     extended("skip-layer-norm", "Add and LayerNormalization become SkipLayerNormalization", layer_norm::skip),
+    extended(
+        "conv-sum",
+        "a sum with a tensor of the same shape after Conv becomes part of it (FusedConv)",
+        activation::sum,
+    ),
     extended("conv-activation", "an activation after Conv becomes part of it (FusedConv)", activation::run),
 ];
 

@@ -491,6 +491,27 @@ fn activations_become_part_of_a_convolution() {
 }
 
 #[test]
+fn a_sum_of_the_same_shape_becomes_part_of_a_convolution() {
+    let passes = ["conv-sum", "conv-activation"];
+    let same = || conv(true, 1).input("z", &[3, 4, 5, 5]);
+    let fixed = || {
+        let x = Sketch::new(13).input("x", &[3, 2, 5, 5]).input("z", &[3, 4, 5, 5]);
+        conv_of(x, "x", true, 1)
+    };
+    assert_eq!(fixed().node("Add", "z c", "y").output("y").left(&passes), ["FusedConv"]);
+    let relu = fixed().node("Add", "c z", "s").node("Relu", "s", "y").output("y");
+    assert_eq!(relu.left(&passes), ["FusedConv"]);
+    let after = fixed().node("Relu", "c", "r").node("Add", "r z", "y").output("y");
+    assert_eq!(after.left(&passes), ["FusedConv", "Add"]);
+    // The batch is open in one of them.
+    assert_eq!(same().node("Add", "c z", "y").output("y").left(&passes), ["Conv", "Add"]);
+    let spread = conv(true, 1).input("z", &[-1, 4, 1, 1]).node("Add", "c z", "y").output("y");
+    assert_eq!(spread.left(&passes), ["Conv", "Add"]);
+    let itself = fixed().node("Add", "c c", "y").output("y");
+    assert_eq!(itself.left(&passes), ["Conv", "Add"]);
+}
+
+#[test]
 fn levels_have_the_passes_of_those_before_them() {
     let sketch = conv(true, 1).node("Identity", "c", "i").node("Relu", "i", "y").output("y").model();
     let nodes = |level| {
