@@ -70,7 +70,7 @@ fn judge_caught(directory: &Path, optimization: &Optimization) -> Verdict {
         Err(error) => return Verdict::Unsupported(error.to_string()),
     };
     let graph = &model.graph;
-    let session = Session::new(&model.optimize(optimization).0);
+    let session = Session::new(&model.clone().optimize(optimization).0);
     let (rtol, atol) = tolerance(directory);
     let known = |name: &str| {
         let graph = session.graph();

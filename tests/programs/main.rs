@@ -9,6 +9,7 @@
 //! | `quantize` | are models with weights of 8 bits valid, smaller, and near to what they were? |
 //! | `openvino` | and the same in OpenVINO's format? |
 //! | `model_memory` | and do loading, more sessions, other shapes and limits cost what they should? |
+//! | `optimize` | and do they compute the same with fewer nodes, written for others to run? |
 //! | `pytorch` | are unmodified trainings planned, without another result? |
 //! | `report` | is what is seen of runs and plans right, and shown by a browser? |
 //! | `batches` | and are they planned again when the batch size changes? |
@@ -26,8 +27,9 @@ mod contract;
 mod demo;
 mod exports;
 mod model;
-mod openvino;
 mod model_memory;
+mod openvino;
+mod optimize;
 mod plan;
 mod process;
 mod pytorch;

@@ -32,7 +32,7 @@ onnx.save(model, sys.argv[1])
 
 /// The model in a directory; `None`, with a line, where it cannot be made.
 fn made() -> Option<(TempDir, PathBuf)> {
-    let Some(python) = python() else {
+    let Some(python) = python("onnx") else {
         let missing = "no python3 on the path has the package onnx (PyPI)";
         let required = std::env::var_os("STEPALLOC_REQUIRE_ONNX").is_some_and(|value| value == "1");
         assert!(!required, "{missing}, and STEPALLOC_REQUIRE_ONNX=1");

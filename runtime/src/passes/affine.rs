@@ -98,8 +98,9 @@ impl Convolution {
         }
         node.outputs = outputs;
         let node = node.remade()?;
-        editor.remove(self.at);
+        let old = editor.remove(self.at)?;
         editor.put(place, node);
+        old.inputs.iter().skip(1).flatten().for_each(|&id| editor.forget(id));
         Some(())
     }
 }

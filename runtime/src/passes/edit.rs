@@ -234,10 +234,13 @@ impl Editor {
 
     /// Forgets the elements of weights that nobody needs any more.
     pub(crate) fn sweep(&mut self) {
-        for id in 0..self.values.len() {
-            if self.values[id].constant.is_some() && self.is_unused(id) && !self.graph.inputs.contains(&id) {
-                self.values[id].constant = None;
-            }
+        (0..self.values.len()).for_each(|id| self.forget(id));
+    }
+
+    /// Forgets the elements of a weight if nobody needs it any more.
+    pub(crate) fn forget(&mut self, id: ValueId) {
+        if self.values[id].constant.is_some() && self.is_unused(id) && !self.graph.inputs.contains(&id) {
+            self.values[id].constant = None;
         }
     }
 
@@ -310,7 +313,7 @@ impl Node {
 }
 
 /// The operator of a node whose own is not made yet.
-struct Nothing;
+pub(crate) struct Nothing;
 
 impl crate::operators::Operator for Nothing {
     fn infer(

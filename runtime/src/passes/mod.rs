@@ -18,6 +18,10 @@ mod layer_norm;
 mod no_ops;
 mod opset;
 mod product;
+#[cfg(test)]
+mod sketch;
+#[cfg(test)]
+mod trials;
 mod unused;
 mod views;
 
@@ -107,6 +111,11 @@ pub const PASSES: &[Pass] = &[
     extended("quick-gelu", "x * sigmoid(a x) becomes QuickGelu", product::quick_gelu),
     extended("layer-norm", "mean, variance, scale and bias become LayerNormalization", layer_norm::run),
     extended("skip-layer-norm", "Add and LayerNormalization become SkipLayerNormalization", layer_norm::skip),
+    extended(
+        "conv-sum",
+        "a sum with a tensor of the same shape after Conv becomes part of it (FusedConv)",
+        activation::sum,
+    ),
     extended("conv-activation", "an activation after Conv becomes part of it (FusedConv)", activation::run),
 ];
 
@@ -177,41 +186,43 @@ pub struct Changes {
 }
 
 impl Model {
-    /// The model with fewer nodes, computing the same but for rounding, and what was done to it. Sessions of the one that is returned share
-    /// its weights; those that passes made lie in memory, not in the file.
-    pub fn optimize(&self, optimization: &Optimization) -> (Self, Changes) {
-        let mut changes = Changes { nodes_before: count(&self.graph), ..Changes::default() };
-        let mut model = self.clone();
+    /// The model with fewer nodes, computing the same but for rounding, and what was done to it. Weights that passes made lie in memory, not
+    /// in the file, and are shared by all sessions of the model that is returned.
+    pub fn optimize(mut self, optimization: &Optimization) -> (Self, Changes) {
+        let nodes_before = count(&self.graph);
         let mut done = Done::default();
-        let opset = |model: &Self| {
-            let found = model.opsets.iter().find(|(domain, _)| matches!(domain.as_str(), "" | "ai.onnx"));
-            found.map_or(1, |(_, version)| *version)
-        };
         if optimization.level > Level::Disable {
-            let basic = Optimization { level: Level::Basic, ..optimization.clone() };
-            let mut graph = Graph::clone(&self.graph);
+            // Weights that passes replace go at once, if nobody else has the model.
+            let mut graph = Arc::unwrap_or_clone(std::mem::take(&mut self.graph));
             // Before the fourth version of the format initializers had to be inputs, and nobody meant them to be given.
             if self.header.ir_version < Some(4) {
                 graph.inputs.retain(|&id| graph.values[id].constant.is_none());
             }
-            let mut graph = optimize(&graph, &[], &basic, opset(self), false, &mut done);
+            let basic = Optimization { level: Level::Basic, ..optimization.clone() };
+            graph = optimize(graph, &[], &basic, self.opset(), false, &mut done);
             if optimization.level > Level::Basic {
-                let raise = PASSES.iter().any(|pass| pass.name == RAISE && optimization.has(pass));
-                if raise && let Some(raised) = opset::raise(&graph, opset(self)) {
+                let may_raise = PASSES.iter().any(|pass| pass.name == RAISE && optimization.has(pass));
+                if let Some(raised) = may_raise.then(|| opset::raise(&graph, self.opset())).flatten() {
                     graph = raised;
-                    model.opsets.retain(|(domain, _)| !matches!(domain.as_str(), "" | "ai.onnx"));
-                    model.opsets.push((String::new(), opset::RAISED));
+                    self.opsets.retain(|(domain, _)| !matches!(domain.as_str(), "" | "ai.onnx"));
+                    self.opsets.push((String::new(), opset::RAISED));
                     *done.counts.entry(RAISE).or_default() += 1;
                 }
-                graph = optimize(&graph, &[], optimization, opset(&model), false, &mut done);
+                graph = optimize(graph, &[], optimization, self.opset(), false, &mut done);
             }
-            model.graph = Arc::new(compact(&graph));
+            self.graph = Arc::new(compact(&graph));
         }
         let told =
             |pass: &Pass| Some((pass.name, *done.counts.get(pass.name)?)).filter(|&(_, count)| count > 0);
-        changes.passes = PASSES.iter().filter_map(told).collect();
-        changes.nodes_after = count(&model.graph);
-        (model, changes)
+        let passes = PASSES.iter().filter_map(told).collect();
+        let nodes_after = count(&self.graph);
+        (self, Changes { passes, nodes_before, nodes_after })
+    }
+
+    /// The version of ai.onnx that it is written in.
+    fn opset(&self) -> i64 {
+        let found = self.opsets.iter().find(|(domain, _)| matches!(domain.as_str(), "" | "ai.onnx"));
+        found.map_or(1, |(_, version)| *version)
     }
 }
 
@@ -246,15 +257,15 @@ fn count(graph: &Graph) -> usize {
 
 /// Runs passes over a graph, then over those within its nodes, which are told what is known of what they take from outside.
 fn optimize(
-    graph: &Graph,
+    graph: Graph,
     outside: &[(ValueId, &Facts)],
     optimization: &Optimization,
     opset: i64,
     is_inner: bool,
     done: &mut Done,
 ) -> Graph {
-    let facts = Facts::new(graph, outside);
-    let mut editor = Editor::new(graph.clone(), facts, opset, optimization.fold_limit, is_inner);
+    let facts = Facts::new(&graph, outside);
+    let mut editor = Editor::new(graph, facts, opset, optimization.fold_limit, is_inner);
     let passes: Vec<_> = PASSES.iter().filter(|pass| optimization.has(pass)).collect();
     for _ in 0..ROUNDS {
         let mut changed = 0;
@@ -268,7 +279,10 @@ fn optimize(
             break;
         }
     }
-    done.share(&mut editor);
+    let has_graphs = |at| editor.node(at).is_some_and(|node| node.graphs().next().is_some());
+    if is_inner || editor.places().any(has_graphs) {
+        done.share(&mut editor);
+    }
     for at in editor.places() {
         let Some(node) = editor.node(at).filter(|node| node.graphs().next().is_some()).cloned() else {
             continue;
@@ -306,7 +320,7 @@ fn optimize_within(
             }
         }
         let facts: Vec<_> = outside.iter().map(|&outer| (outer, &editor.facts)).collect();
-        let mut made = compact(&optimize(&graph, &facts, optimization, node.opset, true, done));
+        let mut made = compact(&optimize(graph, &facts, optimization, node.opset, true, done));
         // What is taken from outside and needed no more.
         let needed: HashSet<_> = made
             .nodes

@@ -128,6 +128,7 @@ pub(super) fn fill(
         copy.raw_data = Some(made.view().bytes.to_vec().into());
     }
     let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
-    let mut inner = attributes.flat_map(|attribute| attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs));
+    let mut inner =
+        attributes.flat_map(|attribute| attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs));
     inner.try_for_each(|graph| fill(graph, turned, folder))
 }

@@ -1,0 +1,536 @@
+//! Each pass alone: what it changes, and what it leaves alone.
+
+use super::sketch::Sketch;
+use crate::graph::Attribute;
+use crate::tensor::Tensor;
+use crate::{Bool, Level, Model, Optimization};
+
+const NONE: [&str; 0] = [];
+
+/// A convolution of `x` to `c`, with a bias or without.
+fn conv(bias: bool, pad: i64) -> Sketch {
+    let sketch = Sketch::new(13).input("x", &[-1, 2, 5, 5]);
+    conv_of(sketch, "x", bias, pad)
+}
+
+fn conv_of(sketch: Sketch, x: &str, bias: bool, pad: i64) -> Sketch {
+    let inputs = if bias { format!("{x} w b") } else { format!("{x} w") };
+    let pads = [("pads", Attribute::Ints(vec![pad; 4]))];
+    sketch.weight("w", &[4, 2, 3, 3]).weight("b", &[4]).node_with("Conv", &inputs, "c", &pads)
+}
+
+fn batchnorm(sketch: Sketch, from: &str, channels: usize) -> Sketch {
+    let row = [channels];
+    let sketch = sketch.weight("s", &row).weight("t", &row).weight("mean", &row).positive("var", &row);
+    sketch.node("BatchNormalization", &format!("{from} s t mean var"), "y").output("y")
+}
+
+#[test]
+fn batchnorm_goes_into_a_convolution_with_or_without_bias() {
+    for bias in [true, false] {
+        assert_eq!(batchnorm(conv(bias, 1), "c", 4).left(&["conv-batchnorm"]), ["Conv"]);
+    }
+    let transposed = Sketch::new(13).input("x", &[1, 2, 4, 4]).weight("w", &[2, 3, 2, 2]).node(
+        "ConvTranspose",
+        "x w",
+        "c",
+    );
+    assert_eq!(batchnorm(transposed, "c", 3).left(&["conv-batchnorm"]), ["ConvTranspose"]);
+}
+
+#[test]
+fn what_is_needed_elsewhere_stays_as_it_is() {
+    let both = ["Conv", "BatchNormalization"];
+    assert_eq!(batchnorm(conv(true, 1), "c", 4).output("c").left(&["conv-batchnorm"]), both);
+    let twice = batchnorm(conv(true, 1), "c", 4).node("Relu", "c", "z").output("z");
+    assert_eq!(twice.left(&["conv-batchnorm"]), ["Conv", "BatchNormalization", "Relu"]);
+    // A graph within a node needs it.
+    let branch = || Sketch::new(13).node("Abs", "c", "inner").output("inner").within(&["c"]);
+    let captured = batchnorm(conv(true, 1), "c", 4)
+        .tensor("which", Tensor::from_elements([], &[Bool::from(true)]).expect("one"))
+        .node_with("If", "which", "z", &[("then_branch", branch()), ("else_branch", branch())])
+        .output("z");
+    assert_eq!(captured.left(&["conv-batchnorm"]), ["Conv", "BatchNormalization", "If"]);
+    // Weights that are given are not known.
+    let given = batchnorm(
+        Sketch::new(13).input("x", &[1, 2, 5, 5]).input("w", &[4, 2, 3, 3]).node("Conv", "x w", "c"),
+        "c",
+        4,
+    );
+    assert_eq!(given.left(&["conv-batchnorm"]), both);
+}
+
+#[test]
+fn products_and_sums_after_a_convolution_go_into_it() {
+    for shape in [&[][..], &[1], &[4, 1, 1], &[1, 4, 1, 1]] {
+        let mul = conv(false, 1).weight("m", shape).node("Mul", "m c", "y").output("y");
+        assert_eq!(mul.left(&["conv-mul"]), ["Conv"], "{shape:?}");
+        let add = conv(true, 1).weight("m", shape).node("Add", "c m", "y").output("y");
+        assert_eq!(add.left(&["conv-add"]), ["Conv"], "{shape:?}");
+        let sub = conv(false, 1).weight("m", shape).node("Sub", "c m", "y").output("y");
+        assert_eq!(sub.left(&["conv-add"]), ["Conv"], "{shape:?}");
+    }
+    let div = conv(true, 0).positive("m", &[1]).node("Div", "c m", "y").output("y");
+    assert_eq!(div.left(&["conv-mul"]), ["Conv"]);
+}
+
+#[test]
+fn operands_that_are_not_of_one_number_a_channel_stay() {
+    // Along rows, more dimensions, more channels than there are, and the constant that is divided.
+    for (op, inputs, shape) in [
+        ("Mul", "c m", &[5][..]),
+        ("Mul", "c m", &[1, 1, 5, 5]),
+        ("Mul", "c m", &[2, 1, 4, 1, 1]),
+        ("Add", "c m", &[1, 1, 1, 1, 1]),
+        ("Div", "m c", &[1]),
+        ("Sub", "m c", &[1]),
+    ] {
+        let sketch = conv(true, 1).positive("m", shape).node(op, inputs, "y").output("y");
+        assert_eq!(sketch.left(&["conv-mul", "conv-add"]), ["Conv", op], "{op} {shape:?}");
+    }
+    let one = Sketch::new(13).input("x", &[1, 2, 5, 5]).weight("w", &[1, 2, 3, 3]).node("Conv", "x w", "c");
+    let wider = one.weight("m", &[3, 1, 1]).node("Mul", "c m", "y").output("y");
+    assert_eq!(wider.left(&["conv-mul"]), ["Conv", "Mul"]);
+}
+
+#[test]
+fn one_number_before_a_convolution_goes_into_it_as_far_as_padding_lets_it() {
+    let before = |pad, scale| {
+        let x = Sketch::new(13).input("x", &[1, 2, 5, 5]).number("m", scale).number("a", 0.5);
+        let x = x.node("Mul", "x m", "scaled").node("Add", "a scaled", "moved");
+        conv_of(x, "moved", true, pad).output("c")
+    };
+    assert_eq!(before(0, 0.3).left(&["conv-input"]), ["Conv"]);
+    assert_eq!(before(1, 0.3).left(&["conv-input"]), ["Add", "Conv"]);
+    assert_eq!(before(1, 1e-5).left(&["conv-input"]), ["Mul", "Add", "Conv"]);
+    let row = Sketch::new(13).input("x", &[1, 2, 5, 5]).weight("m", &[5]).node("Mul", "x m", "moved");
+    assert_eq!(conv_of(row, "moved", true, 0).output("c").left(&["conv-input"]), ["Mul", "Conv"]);
+}
+
+#[test]
+fn nodes_whose_inputs_are_known_become_weights() {
+    let sketch = Sketch::new(13)
+        .input("x", &[2, 3])
+        .weight("w", &[3, 2])
+        .node_with("Transpose", "w", "t", &[("perm", Attribute::Ints(vec![1, 0]))])
+        .node("Shape", "x", "shape")
+        .node("Add", "x t", "sum")
+        .node("Reshape", "sum shape", "y")
+        .output("y");
+    assert_eq!(sketch.left(&["constant-folding"]), ["Add", "Reshape"]);
+}
+
+#[test]
+fn folding_stops_at_the_limit_and_at_weights_that_would_grow() {
+    let large = Sketch::new(13)
+        .input("x", &[200, 100])
+        .weight("w", &[100, 200])
+        .node("Transpose", "w", "t")
+        .node("Add", "x t", "y")
+        .output("y")
+        .model();
+    let left = |limit| {
+        let optimization = Optimization::new(Level::Basic).fold_limit(limit);
+        large.clone().optimize(&optimization).0.graph.nodes.len()
+    };
+    assert_eq!((left(80_000), left(79_999)), (1, 2));
+    // 80,000 bytes of 4, which planning would not compute either.
+    let grown = Sketch::new(13).input("x", &[20_000]).weight("w", &[1]).ints("shape", &[20_000]);
+    let grown = grown.node("Expand", "w shape", "e").node("Add", "x e", "y").output("y");
+    assert_eq!(grown.left(&["constant-folding"]), ["Expand", "Add"]);
+}
+
+#[test]
+fn numbers_at_random_are_neither_folded_nor_taken_for_each_other() {
+    let shape = [("shape", Attribute::Ints(vec![2]))];
+    let random = || [("low", Attribute::Float(0.0)), ("high", Attribute::Float(0.0)), shape[0].clone()];
+    let sketch = Sketch::new(13)
+        .input("x", &[2])
+        .node_with("RandomUniform", "", "a", &random())
+        .node_with("RandomUniform", "", "b", &random())
+        .node("Sub", "a b", "d")
+        .node("Add", "x d", "y")
+        .output("y");
+    let all = ["RandomUniform", "RandomUniform", "Sub", "Add"];
+    assert_eq!(sketch.left(&["constant-folding", "duplicates", "no-ops"]), all);
+}
+
+#[test]
+fn a_branch_whose_condition_is_known_takes_the_nodes_place() {
+    let branch = |op: &str| Sketch::new(13).node(op, "x", "inner").output("inner").within(&["x"]);
+    let sketch = |flag: bool| {
+        Sketch::new(13)
+            .input("x", &[4])
+            .tensor("which", Tensor::from_elements([1], &[Bool::from(flag)]).expect("one"))
+            .node_with("If", "which", "y", &[("then_branch", branch("Abs")), ("else_branch", branch("Neg"))])
+            .output("y")
+    };
+    assert_eq!(sketch(true).left(&["known-branches", "no-ops"]), ["Abs"]);
+    assert_eq!(sketch(false).left(&["known-branches", "no-ops"]), ["Neg"]);
+    assert_eq!(sketch(true).left(&[]), ["If"]);
+}
+
+#[test]
+fn graphs_within_nodes_are_optimized_and_know_weights_outside() {
+    let branch = || {
+        let inner = Sketch::new(13).node("Identity", "x", "same").node("Add", "w v", "both");
+        inner.node("Mul", "same both", "inner").output("inner").within(&["x", "w", "v"])
+    };
+    let sketch = Sketch::new(13)
+        .input("x", &[2])
+        .weight("w", &[2])
+        .weight("v", &[2])
+        .node("ReduceMax", "x", "most")
+        .number("zero", 0.0)
+        .node("Greater", "most zero", "which")
+        .node_with("If", "which", "y", &[("then_branch", branch()), ("else_branch", branch())])
+        .output("y");
+    let (model, changes) = sketch.model().optimize(&Optimization::new(Level::Basic));
+    assert_eq!((changes.nodes_before, changes.nodes_after), (9, 5), "{changes:?}");
+    let names = |node: &crate::Node| {
+        node.captures.iter().map(|&id| model.graph.values[id].name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&model.graph.nodes[2]), ["x", "x"]);
+    sketch.left(&["constant-folding", "no-ops", "duplicates", "unused-nodes"]);
+}
+
+#[test]
+fn nodes_that_give_what_they_take_are_left_out() {
+    let base = || Sketch::new(13).input("x", &[-1, 3]).node("Abs", "x", "a");
+    let done = |sketch: Sketch| sketch.output("y").left(&["no-ops"]);
+    let big = i64::MAX;
+    assert_eq!(done(base().node("Identity", "a", "y")), ["Abs"]);
+    assert_eq!(done(base().node("Dropout", "a", "y _")), ["Abs"]);
+    assert_eq!(done(base().node_with("Cast", "a", "y", &[("to", Attribute::Int(1))])), ["Abs"]);
+    assert_eq!(
+        done(base().node_with("Transpose", "a", "y", &[("perm", Attribute::Ints(vec![0, 1]))])),
+        ["Abs"]
+    );
+    assert_eq!(done(base().ints("s", &[0]).ints("e", &[big]).node("Slice", "a s e", "y")), ["Abs"]);
+    assert_eq!(done(base().ints("p", &[0; 4]).node("Pad", "a p", "y")), ["Abs"]);
+    assert_eq!(done(base().number("one", 1.0).node("Mul", "one a", "y")), ["Abs"]);
+    assert_eq!(done(base().number("one", 1.0).node("Div", "a one", "y")), ["Abs"]);
+    assert_eq!(done(base().node_with("Concat", "a", "y", &[("axis", Attribute::Int(0))])), ["Abs"]);
+    let fixed = Sketch::new(13).input("x", &[2, 3]).node("Abs", "x", "a").ints("shape", &[2, -1]);
+    assert_eq!(done(fixed.node("Reshape", "a shape", "y")), ["Abs"]);
+}
+
+#[test]
+fn nodes_that_only_look_so_stay() {
+    let base = || Sketch::new(13).input("x", &[-1, 3]).node("Abs", "x", "a");
+    let done = |sketch: Sketch| sketch.output("y").left(&["no-ops"]);
+    assert_eq!(done(base().ints("s", &[0]).ints("e", &[5]).node("Slice", "a s e", "y")), ["Abs", "Slice"]);
+    assert_eq!(done(base().number("one", 1.0).node("Div", "one a", "y")), ["Abs", "Div"]);
+    assert_eq!(done(base().number("one", 1.0).node("Sub", "one a", "y")), ["Abs", "Sub"]);
+    // One more dimension than the other operand has.
+    let three = Tensor::from_elements([1, 1, 1], &[1.0f32]).expect("one");
+    assert_eq!(done(base().tensor("one", three).node("Mul", "a one", "y")), ["Abs", "Mul"]);
+    assert_eq!(done(base().ints("shape", &[3, -1]).node("Reshape", "a shape", "y")), ["Abs", "Reshape"]);
+    // Both names are known outside.
+    assert_eq!(done(base().output("a").node("Identity", "a", "y")), ["Abs", "Identity"]);
+    assert_eq!(done(Sketch::new(13).input("x", &[2]).node("Identity", "x", "y")), ["Identity"]);
+}
+
+#[test]
+fn of_views_in_a_row_one_is_left() {
+    let passes = ["view-chains", "unused-nodes", "no-ops"];
+    let base = || Sketch::new(13).input("x", &[-1, 6]).ints("s", &[-1, 2, 3]).node("Reshape", "x s", "a");
+    assert_eq!(base().ints("t", &[-1, 3]).node("Reshape", "a t", "y").output("y").left(&passes), ["Reshape"]);
+    // The zero is a size of what is between.
+    let zero = base().ints("t", &[0, 6]).node("Reshape", "a t", "y").output("y");
+    assert_eq!(zero.left(&passes), ["Reshape", "Reshape"]);
+    let perm = |order: &[i64]| [("perm", Attribute::Ints(order.to_vec()))];
+    let turned = |second: &[i64]| {
+        Sketch::new(13)
+            .input("x", &[2, 3, 4])
+            .node("Abs", "x", "a")
+            .node_with("Transpose", "a", "b", &perm(&[1, 2, 0]))
+            .node_with("Transpose", "b", "y", &perm(second))
+            .output("y")
+            .left(&passes)
+    };
+    assert_eq!(turned(&[1, 0, 2]), ["Abs", "Transpose"]);
+    assert_eq!(turned(&[2, 0, 1]), ["Abs"]);
+}
+
+#[test]
+fn nodes_that_compute_the_same_are_one() {
+    let sketch = Sketch::new(13)
+        .input("x", &[2, 3])
+        .ints("first", &[3, 2])
+        .ints("second", &[3, 2])
+        .node("Reshape", "x first", "a")
+        .node("Reshape", "x second", "b")
+        .node_with("LeakyRelu", "a", "c", &[("alpha", Attribute::Float(0.1))])
+        .node_with("LeakyRelu", "b", "d", &[("alpha", Attribute::Float(0.2))])
+        .node("Add", "c d", "y")
+        .output("y");
+    assert_eq!(sketch.left(&["duplicates"]), ["Reshape", "LeakyRelu", "LeakyRelu", "Add"]);
+    let named =
+        Sketch::new(13).input("x", &[2]).node("Abs", "x", "y").node("Abs", "x", "z").output("y").output("z");
+    assert_eq!(named.left(&["duplicates"]), ["Abs", "Abs"]);
+}
+
+#[test]
+fn products_of_matrices_take_what_follows() {
+    let base =
+        |dims: &[i64]| Sketch::new(13).input("x", dims).weight("w", &[3, 4]).node("MatMul", "x w", "m");
+    for shape in [&[4][..], &[1], &[1, 4], &[]] {
+        let added = base(&[-1, 3]).weight("a", shape).node("Add", "a m", "y").output("y");
+        assert_eq!(added.left(&["matmul-add"]), ["Gemm"], "{shape:?}");
+    }
+    let more = base(&[2, 2, 3]).weight("a", &[4]).node("Add", "m a", "y").output("y");
+    assert_eq!(more.left(&["matmul-add"]), ["MatMul", "Add"]);
+    let wide = base(&[-1, 3]).weight("a", &[1, 1, 4]).node("Add", "m a", "y").output("y");
+    assert_eq!(wide.left(&["matmul-add"]), ["MatMul", "Add"]);
+    for (turned, shape, bias) in [(0, [3, 4], "x w a"), (1, [4, 3], "x w a"), (0, [3, 4], "x w")] {
+        let told = [("transB", Attribute::Int(turned)), ("beta", Attribute::Float(0.5))];
+        let gemm = Sketch::new(13).input("x", &[-1, 3]).weight("w", &shape).weight("a", &[4]);
+        let gemm = gemm.node_with("Gemm", bias, "m", &told);
+        assert_eq!(batchnorm(gemm, "m", 4).left(&["gemm-batchnorm"]), ["Gemm"]);
+    }
+}
+
+#[test]
+fn nodes_that_nobody_needs_are_left_out() {
+    let sketch =
+        Sketch::new(13).input("x", &[2]).node("Abs", "x", "a").node("Neg", "a", "b").node("Exp", "x", "y");
+    assert_eq!(sketch.output("y").left(&["unused-nodes"]), ["Exp"]);
+}
+
+/// x * clip(x + 3, 0, 6) / 6, from `x` to `y`.
+fn hard_swish(opset: i64) -> Sketch {
+    Sketch::new(opset)
+        .input("x", &[-1, 3])
+        .number("three", 3.0)
+        .number("zero", 0.0)
+        .number("six", 6.0)
+        .node("Add", "x three", "moved")
+        .node("Clip", "moved zero six", "gate")
+        .node("Mul", "x gate", "product")
+        .node("Div", "product six", "y")
+        .output("y")
+}
+
+#[test]
+fn hard_swish_is_one_node_or_two() {
+    assert_eq!(hard_swish(14).left(&["hard-swish"]), ["HardSwish"]);
+    assert_eq!(hard_swish(12).left(&["hard-swish"]), ["HardSigmoid", "Mul"]);
+    assert_eq!(hard_swish(12).left(&["hard-swish", "raise-opset"]), ["HardSwish"]);
+    let gated = Sketch::new(14).input("x", &[-1, 3]);
+    let told = [("alpha", Attribute::Float(1.0 / 6.0)), ("beta", Attribute::Float(0.5))];
+    let gated = gated.node_with("HardSigmoid", "x", "gate", &told).node("Mul", "gate x", "y").output("y");
+    assert_eq!(gated.left(&["hard-swish"]), ["HardSwish"]);
+}
+
+#[test]
+fn other_gates_than_that_of_hard_swish_stay() {
+    let other = |name: &str, number: f32| hard_swish(14).number(name, number).left(&["hard-swish"]);
+    let all = ["Add", "Clip", "Mul", "Div"];
+    for (name, number) in [("three", 2.0), ("six", 5.0), ("zero", 1.0)] {
+        assert_eq!(other(name, number), all, "{name} {number}");
+    }
+    assert_eq!(hard_swish(14).output("gate").left(&["hard-swish"]), all);
+    let told = [("alpha", Attribute::Float(0.2)), ("beta", Attribute::Float(0.5))];
+    let gated = Sketch::new(14).input("x", &[2]).node_with("HardSigmoid", "x", "gate", &told);
+    assert_eq!(gated.node("Mul", "gate x", "y").output("y").left(&["hard-swish"]), ["HardSigmoid", "Mul"]);
+}
+
+#[test]
+fn the_version_is_raised_where_every_node_means_the_same() {
+    let squeezed =
+        hard_swish(12).node_with("Unsqueeze", "y", "z", &[("axes", Attribute::Ints(vec![0]))]).output("z");
+    assert_eq!(squeezed.left(&["hard-swish", "raise-opset"]), ["HardSwish", "Unsqueeze"]);
+    let soft = |axis| {
+        let told = [("axis", Attribute::Int(axis))];
+        let sketch = hard_swish(12).ints("s", &[1, -1, 3]).node("Reshape", "y s", "r");
+        sketch.node_with("Softmax", "r", "z", &told).output("z").left(&["hard-swish", "raise-opset"])
+    };
+    assert_eq!(soft(2), ["HardSwish", "Reshape", "Softmax"]);
+    // Of all dimensions from the axis on.
+    assert_eq!(soft(1), ["HardSigmoid", "Mul", "Reshape", "Softmax"]);
+    let nothing_gained = Sketch::new(12).input("x", &[2]).node("Abs", "x", "y").output("y");
+    let (model, changes) = nothing_gained.model().optimize(&Optimization::default());
+    assert_eq!((&model.opsets[0].1, changes.passes.len()), (&12, 0));
+}
+
+#[test]
+fn gelu_in_three_ways_of_writing_it() {
+    let base = || {
+        let x = Sketch::new(13)
+            .input("x", &[-1, 3])
+            .number("half", 0.5)
+            .number("one", 1.0)
+            .number("root", 1.414_213_5);
+        x.node("Div", "x root", "d").node("Erf", "d", "e").node("Add", "e one", "s")
+    };
+    let first = base().node("Mul", "x half", "h").node("Mul", "h s", "y").output("y");
+    let second = base().node("Mul", "x s", "h").node("Mul", "h half", "y").output("y");
+    let third = base().node("Mul", "half s", "h").node("Mul", "h x", "y").output("y");
+    for sketch in [first, second, third] {
+        assert_eq!(sketch.left(&["gelu"]), ["Gelu"]);
+    }
+    let other = base().number("root", 2.0).node("Mul", "x half", "h").node("Mul", "h s", "y").output("y");
+    assert_eq!(other.left(&["gelu"]), ["Div", "Erf", "Add", "Mul", "Mul"]);
+    let of_another =
+        base().input("z", &[-1, 3]).node("Mul", "z half", "h").node("Mul", "h s", "y").output("y");
+    assert_eq!(of_another.left(&["gelu"]), ["Div", "Erf", "Add", "Mul", "Mul"]);
+}
+
+#[test]
+fn fast_gelu_with_powers_written_as_products_or_not() {
+    let base = || {
+        let x = Sketch::new(13)
+            .input("x", &[-1, 3])
+            .number("half", 0.5)
+            .number("one", 1.0)
+            .number("rate", 0.797_884_6);
+        x.number("part", 0.044_715).number("third", 3.0)
+    };
+    let end = |sketch: Sketch| {
+        let sketch = sketch.node("Tanh", "t", "f").node("Add", "one f", "s").node("Mul", "half s", "h");
+        sketch.node("Mul", "x h", "y").output("y").left(&["fast-gelu"])
+    };
+    let sum = |sketch: Sketch| end(sketch.node("Add", "x q", "u").node("Mul", "u rate", "t"));
+    assert_eq!(
+        sum(base().node("Mul", "x part", "p").node("Mul", "x p", "o").node("Mul", "o x", "q")),
+        ["FastGelu"]
+    );
+    assert_eq!(sum(base().node("Pow", "x third", "p").node("Mul", "part p", "q")), ["FastGelu"]);
+    let square = base().node("Mul", "x part", "p").node("Mul", "x p", "q").node("Add", "one q", "u");
+    assert_eq!(end(square.node("Mul", "x u", "v").node("Mul", "v rate", "t")), ["FastGelu"]);
+    let fourth = base().number("third", 4.0).node("Pow", "x third", "p").node("Mul", "part p", "q");
+    assert_eq!(sum(fourth).len(), 8);
+}
+
+#[test]
+fn quick_gelu_with_a_rate_or_without() {
+    let plain =
+        Sketch::new(13).input("x", &[2]).node("Sigmoid", "x", "s").node("Mul", "s x", "y").output("y");
+    assert_eq!(plain.left(&["quick-gelu"]), ["QuickGelu"]);
+    let rate =
+        Sketch::new(13).input("x", &[2]).number("r", 1.702).node("Mul", "x r", "m").node("Sigmoid", "m", "s");
+    assert_eq!(rate.node("Mul", "x s", "y").output("y").left(&["quick-gelu"]), ["QuickGelu"]);
+    let other =
+        Sketch::new(13).input("x", &[2]).input("z", &[2]).node("Sigmoid", "z", "s").node("Mul", "x s", "y");
+    assert_eq!(other.output("y").left(&["quick-gelu"]), ["Sigmoid", "Mul"]);
+}
+
+/// A normalization of `from` along the last dimension, as exporters write it.
+fn layer_norm(sketch: Sketch, from: &str, axes: &[i64]) -> Sketch {
+    let axes = [("axes", Attribute::Ints(axes.to_vec()))];
+    sketch
+        .weight("scale", &[8])
+        .weight("bias", &[8])
+        .number("two", 2.0)
+        .number("epsilon", 1e-5)
+        .node_with("ReduceMean", from, "mean", &axes)
+        .node("Sub", &format!("{from} mean"), "d")
+        .node("Pow", "d two", "p")
+        .node_with("ReduceMean", "p", "v", &axes)
+        .node("Add", "v epsilon", "ve")
+        .node("Sqrt", "ve", "r")
+        .node("Div", "d r", "n")
+        .node("Mul", "n scale", "ns")
+        .node("Add", "ns bias", "y")
+        .output("y")
+}
+
+#[test]
+fn layer_normalization_is_one_node_from_version_17_on() {
+    let base = |opset| Sketch::new(opset).input("x", &[-1, -1, 8]);
+    assert_eq!(layer_norm(base(17), "x", &[-1]).left(&["layer-norm"]), ["LayerNormalization"]);
+    assert_eq!(layer_norm(base(17), "x", &[2]).left(&["layer-norm"]), ["LayerNormalization"]);
+    assert_eq!(layer_norm(base(13), "x", &[-1]).left(&["layer-norm", "raise-opset"]), ["LayerNormalization"]);
+    assert_eq!(layer_norm(base(13), "x", &[-1]).left(&["layer-norm"]).len(), 9);
+    assert_eq!(layer_norm(base(17), "x", &[1]).left(&["layer-norm"]).len(), 9);
+    // The last dimension may be one, which the scale makes eight.
+    let open = Sketch::new(17).input("x", &[2, 2, 1]);
+    assert_eq!(layer_norm(open, "x", &[-1]).left(&["layer-norm"]).len(), 9);
+    assert_eq!(layer_norm(base(17), "x", &[-1]).output("d").left(&["layer-norm"]).len(), 9);
+}
+
+#[test]
+fn a_sum_before_a_layer_normalization_goes_into_it_and_still_serves_others() {
+    let both = ["layer-norm", "skip-layer-norm"];
+    let base = || Sketch::new(17).input("a", &[2, -1, 8]).node("Abs", "a", "b").node("Add", "a b", "x");
+    assert_eq!(layer_norm(base(), "x", &[-1]).left(&both), ["Abs", "SkipLayerNormalization"]);
+    let needed = layer_norm(base(), "x", &[-1]).node("Mul", "x y", "z").output("z").output("x");
+    assert_eq!(needed.left(&both), ["Abs", "SkipLayerNormalization", "Mul"]);
+    // Of other shapes: a row that is added to all.
+    let row = Sketch::new(17).input("a", &[2, -1, 8]).input("b", &[1, 1, 8]).node("Add", "a b", "x");
+    assert_eq!(layer_norm(row, "x", &[-1]).left(&both), ["Add", "LayerNormalization"]);
+    let open = Sketch::new(17).input("a", &[2, -1, 8]).input("b", &[2, -1, 8]).node("Add", "a b", "x");
+    assert_eq!(layer_norm(open, "x", &[-1]).left(&both), ["Add", "LayerNormalization"]);
+    let four = Sketch::new(17).input("a", &[2, 2, 2, 8]).node("Abs", "a", "b").node("Add", "a b", "x");
+    assert_eq!(layer_norm(four, "x", &[-1]).left(&both), ["Abs", "Add", "LayerNormalization"]);
+}
+
+#[test]
+fn activations_become_part_of_a_convolution() {
+    let number = |name: &'static str, x: f32| (name, Attribute::Float(x));
+    for (op, told) in [
+        ("Relu", vec![]),
+        ("Sigmoid", vec![]),
+        ("Tanh", vec![]),
+        ("LeakyRelu", vec![number("alpha", 0.3)]),
+        ("HardSigmoid", vec![number("alpha", 0.3), number("beta", 0.4)]),
+    ] {
+        let sketch = conv(true, 1).node_with(op, "c", "y", &told).output("y");
+        assert_eq!(sketch.left(&["conv-activation"]), ["FusedConv"], "{op}");
+    }
+    let clip = conv(false, 0).number("least", -0.1).number("most", 0.2);
+    assert_eq!(clip.node("Clip", "c least most", "y").output("y").left(&["conv-activation"]), ["FusedConv"]);
+    let given =
+        conv(true, 1).input("most", &[]).number("least", 0.0).node("Clip", "c least most", "y").output("y");
+    assert_eq!(given.left(&["conv-activation"]), ["Conv", "Clip"]);
+    let other = conv(true, 1).node("Elu", "c", "y").output("y");
+    assert_eq!(other.left(&["conv-activation"]), ["Conv", "Elu"]);
+    let twice = conv(true, 1).node("Relu", "c", "y").output("y").output("c");
+    assert_eq!(twice.left(&["conv-activation"]), ["Conv", "Relu"]);
+}
+
+#[test]
+fn a_sum_of_the_same_shape_becomes_part_of_a_convolution() {
+    let passes = ["conv-sum", "conv-activation"];
+    let same = || conv(true, 1).input("z", &[3, 4, 5, 5]);
+    let fixed = || {
+        let x = Sketch::new(13).input("x", &[3, 2, 5, 5]).input("z", &[3, 4, 5, 5]);
+        conv_of(x, "x", true, 1)
+    };
+    assert_eq!(fixed().node("Add", "z c", "y").output("y").left(&passes), ["FusedConv"]);
+    let relu = fixed().node("Add", "c z", "s").node("Relu", "s", "y").output("y");
+    assert_eq!(relu.left(&passes), ["FusedConv"]);
+    let after = fixed().node("Relu", "c", "r").node("Add", "r z", "y").output("y");
+    assert_eq!(after.left(&passes), ["FusedConv", "Add"]);
+    // The batch is open in one of them.
+    assert_eq!(same().node("Add", "c z", "y").output("y").left(&passes), ["Conv", "Add"]);
+    let spread = conv(true, 1).input("z", &[-1, 4, 1, 1]).node("Add", "c z", "y").output("y");
+    assert_eq!(spread.left(&passes), ["Conv", "Add"]);
+    let itself = fixed().node("Add", "c c", "y").output("y");
+    assert_eq!(itself.left(&passes), ["Conv", "Add"]);
+}
+
+#[test]
+fn levels_have_the_passes_of_those_before_them() {
+    let sketch = conv(true, 1).node("Identity", "c", "i").node("Relu", "i", "y").output("y").model();
+    let nodes = |level| {
+        let nodes = sketch.clone().optimize(&Optimization::new(level)).0.graph.nodes.clone();
+        nodes.into_iter().map(|node| node.op_type).collect::<Vec<_>>()
+    };
+    assert_eq!(nodes(Level::Disable), ["Conv", "Identity", "Relu"]);
+    assert_eq!(nodes(Level::Basic), ["Conv", "Relu"]);
+    assert_eq!(nodes(Level::Extended), ["FusedConv"]);
+    let error = Optimization::default().without("conv").expect_err("no such pass").to_string();
+    assert!(error.contains("no pass conv;") && error.contains("conv-mul"), "{error}");
+}
+
+#[test]
+fn weights_that_went_into_others_are_gone() {
+    let (model, _) = batchnorm(conv(true, 1), "c", 4).model().optimize(&Optimization::default());
+    let weights = model.graph.values.iter().filter(|value| value.constant.is_some());
+    assert_eq!(weights.map(|value| value.name.as_str()).collect::<Vec<_>>(), ["w_fused", "b_fused"]);
+    let again = Model::from_bytes(model.to_bytes().expect("it can be written")).expect("a model");
+    assert_eq!(again.graph.nodes.len(), 1);
+    assert_eq!(Sketch::new(13).input("x", &[1]).output("x").left(&NONE), NONE);
+}
