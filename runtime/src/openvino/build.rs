@@ -23,6 +23,11 @@ impl With {
         self
     }
 
+    pub(super) fn without(mut self, name: &str) -> Self {
+        self.0.0.remove(name);
+        self
+    }
+
     pub(super) fn int(self, name: &str, value: impl Into<i64>) -> Self {
         self.set(name, Attribute::Int(value.into()))
     }
