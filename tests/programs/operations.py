@@ -28,7 +28,7 @@ def i(*values, dtype="i8"):
     return np.array(values, {"i8": np.int64, "i4": np.int32}[dtype])
 
 
-# Name: inputs, and what is made of them.
+# By name: inputs, and what is made of them.
 X = f(2, 3, 4, 5)
 CASES = {
     "floor_mod": ([f(4, 3), f(3)], lambda a, b: op.floor_mod(a, b)),
