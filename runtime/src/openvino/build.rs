@@ -13,7 +13,7 @@ pub(super) const OPSET: i64 = 24;
 /// What is computed while reading may have so many bytes: what attributes are made of.
 const FOLD_BYTES: usize = 4 << 10;
 
-/// What is known of an operator's attributes.
+/// What an operator is told beside its inputs.
 #[derive(Default)]
 pub(super) struct With(Attributes);
 
