@@ -1,4 +1,4 @@
-//! Runs ONNX models in planned memory.
+//! Runs models of ONNX and OpenVINO in planned memory.
 //!
 //! ```text
 //! file --Model--> graph --Session--> plan for the inputs' types --run--> outputs

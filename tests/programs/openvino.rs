@@ -1,4 +1,5 @@
-//! `stepalloc model` with models that OpenVINO's converter writes, made from ONNX's tests by `openvino.py`.
+//! `stepalloc model` with models that OpenVINO writes: from ONNX's tests by its converter (`openvino.py`), and operation by operation
+//! (`operations.py`).
 //!
 //! Needs a python3 on the path that has the packages onnx and openvino (PyPI); `STEPALLOC_REQUIRE_OPENVINO=1` asks for one.
 
@@ -6,7 +7,7 @@ use crate::model::{counts, exported, model, python, text};
 use crate::process::{self, finish};
 use serde_json::Value;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
@@ -35,24 +36,34 @@ const TESTS: &[&str] = &[
     "test_top_k",
 ];
 
-/// The converted tests; `None`, with a line, where they cannot be made.
-fn converted() -> Option<&'static Path> {
-    static CONVERTED: OnceLock<Option<TempDir>> = OnceLock::new();
-    let made = CONVERTED.get_or_init(|| {
-        let (exported, python) = (exported()?, python("onnx, openvino")?);
-        let directory = TempDir::new().expect("a directory for temporary files");
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/openvino.py");
-        let mut command = process::command(python);
-        command.arg(script).arg(exported.path("node")).arg(directory.path()).args(TESTS);
-        finish(&mut command).with_status(0);
-        Some(directory)
-    });
-    if made.is_none() {
+/// A file of this folder.
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name)
+}
+
+/// A python3 that has what the scripts need; `None`, with a line, where there is none.
+fn packages() -> Option<PathBuf> {
+    let found = python("onnx, openvino");
+    if found.is_none() {
         let missing = "no python3 on the path has the packages onnx and openvino (PyPI)";
         let required = std::env::var_os("STEPALLOC_REQUIRE_OPENVINO").is_some_and(|value| value == "1");
         assert!(!required, "{missing}, and STEPALLOC_REQUIRE_OPENVINO=1");
         process::skip(missing);
     }
+    found
+}
+
+/// The converted tests; `None`, with a line, where they cannot be made.
+fn converted() -> Option<&'static Path> {
+    static CONVERTED: OnceLock<Option<TempDir>> = OnceLock::new();
+    let made = CONVERTED.get_or_init(|| {
+        let (python, exported) = (packages()?, exported()?);
+        let directory = TempDir::new().expect("a directory for temporary files");
+        let mut command = process::command(python);
+        command.arg(script("openvino.py")).arg(exported.path("node")).arg(directory.path()).args(TESTS);
+        finish(&mut command).with_status(0);
+        Some(directory)
+    });
     made.as_ref().map(TempDir::path)
 }
 
@@ -61,6 +72,16 @@ fn converted_models_give_what_the_originals_give() {
     let Some(tests) = converted() else { return };
     let ended = model(["test", text(tests)]).with_status(0);
     assert_eq!(counts(&ended), [TESTS.len() as u64 + 1, 0, 0], "{}", ended.out());
+}
+
+#[test]
+fn operations_give_what_openvino_gives() {
+    let Some(python) = packages() else { return };
+    let directory = TempDir::new().expect("a directory for temporary files");
+    finish(process::command(python).arg(script("operations.py")).arg(directory.path())).with_status(0);
+    let ended = model(["test", text(directory.path())]).with_status(0);
+    let [passed, wrong, unsupported] = counts(&ended);
+    assert!(passed >= 80 && (wrong, unsupported) == (0, 0), "{}", ended.out());
 }
 
 #[test]

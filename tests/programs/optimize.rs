@@ -43,7 +43,7 @@ fn networks_that_are_optimized_and_saved_give_what_onnx_says() {
     // What is written is run as it is.
     let ended = model(["test", "--level", "disable", text(saved.path())]).with_status(0);
     assert_eq!(counts(&ended), [4, 0, 0], "{}", ended.out());
-    let python = python().expect("it exported the networks");
+    let python = python("onnx").expect("it exported the networks");
     finish(process::command(python).args(["-c", check]).args(&written)).with_status(0);
 }
 

@@ -44,7 +44,7 @@ Examples:
   RAYON_NUM_THREADS=1 stepalloc model infer net.onnx        on one thread"
 )]
 pub(super) struct Arguments {
-    /// The model, an ONNX file
+    /// The model, a file of ONNX, or of OpenVINO (.xml)
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// An input's elements, from a file of numpy (.npy) or a serialized TensorProto (.pb)

@@ -19,7 +19,7 @@ Examples:
   stepalloc model inspect net.onnx --shape x=8x3x224x224 --json -"
 )]
 pub(super) struct Arguments {
-    /// The model, an ONNX file
+    /// The model, a file of ONNX, or of OpenVINO (.xml)
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// An input's shape

@@ -15,13 +15,18 @@ pub(super) const IR_VERSION: i64 = 12;
 /// What is computed while reading may have so many bytes: what attributes are made of.
 const FOLD_BYTES: usize = 4 << 10;
 
-/// What is known of an operator's attributes.
+/// What an operator is told beside its inputs.
 #[derive(Default)]
 pub(super) struct With(Attributes);
 
 impl With {
     fn set(mut self, name: &str, value: Attribute) -> Self {
         self.0.0.insert(name.into(), value);
+        self
+    }
+
+    pub(super) fn without(mut self, name: &str) -> Self {
+        self.0.0.remove(name);
         self
     }
 

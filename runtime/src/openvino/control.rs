@@ -53,12 +53,10 @@ fn branch(
     let ends = |end: Node<'_, '_>| {
         Ok::<_, String>((number(end, "internal_layer_id")?, number(end, "external_port_id")?))
     };
-    let mut given = HashMap::new();
+    let (ports, mut given) = (call.by_port(), HashMap::new());
     for input in children(map, "input") {
         let (inner, port) = ends(input).map_err(wrong)?;
-        let at = layer.inputs.iter().position(|found| found.id == port);
-        let id = at.and_then(|at| call.inputs.get(at)).map(|operand| operand.id);
-        given.insert(inner, id.ok_or_else(|| wrong(format!("it has no input {port}")))?);
+        given.insert(inner, *ports.get(&port).ok_or_else(|| wrong(format!("it has no input {port}")))?);
     }
     let constants = given.iter().filter_map(|(&inner, &id)| Some((inner, call.builder.known(id)?.clone())));
     let mut body = reader.body(&net, &constants.collect(), depth + 1)?;
@@ -74,15 +72,15 @@ fn branch(
         );
         body.builder.graph.captured.push(id);
     }
-    let mut results = HashMap::new();
+    let (made, mut results) = (body.results(), HashMap::new());
     for output in children(map, "output") {
         let (inner, port) = ends(output).map_err(wrong)?;
         results.insert(port, inner);
     }
     for port in &layer.outputs {
         let inner = results.get(&port.id);
-        let id = inner.and_then(|inner| body.results.iter().find(|(layer, _)| layer == inner));
-        let id = id.ok_or_else(|| wrong(format!("its {name} body makes nothing for output {}", port.id)))?.1;
+        let id = inner.and_then(|inner| made.get(inner)).copied();
+        let id = id.ok_or_else(|| wrong(format!("its {name} body makes nothing for output {}", port.id)))?;
         body.builder.graph.outputs.push(id);
     }
     Ok((body.builder.graph, captures))

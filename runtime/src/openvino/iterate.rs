@@ -73,11 +73,8 @@ pub(super) fn convert(
         let (to, from) = ends.map_err(wrong)?;
         back.insert(to, from);
     }
-    let given = |entry: &Entry| {
-        let at = layer.inputs.iter().position(|port| Some(port.id) == entry.outer);
-        at.and_then(|at| call.inputs.get(at)).map(|operand| operand.id)
-    };
-    let given: Vec<_> = inputs.iter().map(given).collect();
+    let ports = call.by_port();
+    let given: Vec<_> = inputs.iter().map(|entry| ports.get(&entry.outer?).copied()).collect();
     let mut constants = HashMap::new();
     for (entry, id) in inputs.iter().zip(&given).filter(|(entry, _)| !back.contains_key(&entry.inner)) {
         if let (None, Some(tensor)) = (entry.axis, id.and_then(|id| call.builder.known(id))) {
@@ -86,7 +83,8 @@ pub(super) fn convert(
     }
     let mut body = reader.body(&net, &constants, depth + 1)?;
     body.part_results().map_err(wrong)?;
-    let mut turning = Turning { call, body, inputs, given, back };
+    let results = body.results();
+    let mut turning = Turning { call, body, inputs, given, back, results };
     turning.convert(&outputs).map_err(wrong)
 }
 
@@ -99,12 +97,13 @@ struct Turning<'t, 'c, 'n, 'x> {
     given: Vec<Option<ValueId>>,
     /// Results by parameter, both by the ids of layers.
     back: HashMap<u64, u64>,
+    /// Of the graph, by the ids of layers.
+    results: HashMap<u64, ValueId>,
 }
 
 impl Turning<'_, '_, '_, '_> {
     fn result(&self, layer: u64) -> Result<ValueId, String> {
-        let found = self.body.results.iter().find(|&&(id, _)| id == layer);
-        found.map(|&(_, id)| id).ok_or_else(|| format!("its body has no result {layer}"))
+        self.results.get(&layer).copied().ok_or_else(|| format!("its body has no result {layer}"))
     }
 
     fn convert(&mut self, outputs: &[Entry]) -> Result<Vec<Option<ValueId>>, String> {
@@ -113,12 +112,15 @@ impl Turning<'_, '_, '_, '_> {
         self.body.builder.graph.inputs = vec![turn, condition];
         let (mut captures, mut carried, mut starts) = (Vec::new(), Vec::new(), Vec::new());
         let before = self.body.builder.graph.nodes.len();
+        let places: HashMap<_, _> =
+            self.inputs.iter().enumerate().map(|(at, entry)| (entry.inner, at)).collect();
         for &(layer, id) in &parameters {
             if self.body.builder.known(id).is_some() {
                 continue;
             }
-            let at = self.inputs.iter().position(|entry| entry.inner == layer);
-            let at = at.ok_or_else(|| format!("nothing is given to layer {layer} of its body"))?;
+            let at = *places
+                .get(&layer)
+                .ok_or_else(|| format!("nothing is given to layer {layer} of its body"))?;
             if self.inputs[at].purpose == "current_iteration" {
                 self.count(turn, id)?;
                 continue;
@@ -170,10 +172,11 @@ impl Turning<'_, '_, '_, '_> {
         let wanted = vec![true; carried.len() + stacked.len()];
         let (name, with) = (self.call.layer.name, With::default().graph("body", graph));
         let made = self.call.builder.node(name, "Loop", &operands, captures, with, &wanted)?;
+        let ends: HashMap<_, _> = outputs.iter().filter_map(|entry| Some((entry.outer?, entry))).collect();
         let mut results = Vec::new();
         for port in &self.call.layer.outputs {
-            let entry = outputs.iter().find(|entry| entry.outer == Some(port.id));
-            let entry = entry.ok_or_else(|| format!("its body makes nothing for output {}", port.id))?;
+            let entry =
+                ends.get(&port.id).ok_or_else(|| format!("its body makes nothing for output {}", port.id))?;
             results.push(match stacked.iter().position(|&(outer, ..)| outer == Some(port.id)) {
                 Some(at) => {
                     let (_, axis, backwards) = stacked[at];

@@ -20,6 +20,9 @@ use std::sync::Arc;
 /// Graphs may lie within others so deep.
 const DEPTH: usize = 32;
 
+/// No element has more attributes.
+const MOST_ATTRIBUTES: usize = 1024;
+
 /// Whether a file is an IR, by its name or its beginning.
 pub(crate) fn is_ir(path: &Path, bytes: &[u8]) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("xml"))
@@ -32,7 +35,14 @@ pub(crate) fn open(path: &Path, text: &[u8]) -> Result<Model, Error> {
     let wrong = |what: String| Error::Model(format!("no OpenVINO IR: {what}"));
     let text = std::str::from_utf8(text).map_err(|error| wrong(error.to_string()))?;
     // So small on the average that there is no sense in them: they would take many times the file's room.
-    let nodes_limit = u32::try_from(text.len() / 4 + 64).unwrap_or(u32::MAX);
+    let nodes_limit = u32::try_from(text.len() / 8 + 64).unwrap_or(u32::MAX);
+    // Each is compared with all others of its element.
+    if text
+        .split('<')
+        .any(|element| element.bytes().filter(|&letter| letter == b'=').count() > MOST_ATTRIBUTES)
+    {
+        return Err(wrong(format!("an element has more than {MOST_ATTRIBUTES} attributes")));
+    }
     let options = ParsingOptions { nodes_limit, ..ParsingOptions::default() };
     let document = Document::parse_with_options(text, options).map_err(|error| wrong(error.to_string()))?;
     let bin = path.with_extension("bin");
@@ -208,6 +218,11 @@ impl Body {
         Ok(())
     }
 
+    /// Results by the ids of layers.
+    pub(super) fn results(&self) -> HashMap<u64, ValueId> {
+        self.results.iter().copied().collect()
+    }
+
     /// Makes each result a value of its own, which some node makes: graphs within layers end so.
     pub(super) fn part_results(&mut self) -> Result<(), String> {
         for at in 0..self.results.len() {
@@ -219,10 +234,11 @@ impl Body {
 
     /// Gives the results the names that the model's user knows.
     fn name_results(&mut self, net: &Net<'_>) -> Result<(), Error> {
+        let layers: HashMap<_, _> = net.layers.iter().map(|layer| (layer.id, layer)).collect();
         let mut seen: HashSet<_> = self.parameters.iter().map(|&(_, id)| id).collect();
         for at in 0..self.results.len() {
             let (layer, mut id) = self.results[at];
-            let Some(layer) = net.layers.iter().find(|found| found.id == layer) else { continue };
+            let Some(layer) = layers.get(&layer) else { continue };
             let names: Vec<_> = layer.attribute("output_names").unwrap_or_default().split(',').collect();
             if !seen.insert(id) || self.builder.known(id).is_some() {
                 let declared = self.builder.graph.values[id].declared.clone();

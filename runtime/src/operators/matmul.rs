@@ -350,6 +350,9 @@ mod tests {
         assert_eq!(batches.operands(7), [1, 2]);
         let folded = Batches::new(&[2, 7, 3, 4], &[4, 6]).unwrap();
         assert_eq!((folded.m, folded.len(), folded.out.as_slice()), (42, 1, &[2, 7, 3, 6][..]));
+        // Rows of matrices that are given turned do not follow each other.
+        let turned = Batches::turned(&[2, 4, 3], &[5, 4], [true; 2]).unwrap();
+        assert_eq!((turned.m, turned.n, turned.len(), turned.out.as_slice()), (3, 5, 2, &[2, 3, 5][..]));
         let empty = Batches::new(&[4], &[0, 4, 2]).unwrap();
         assert_eq!((empty.out.as_slice(), empty.len()), (&[0, 2][..], 0));
         assert!(Batches::new(&[], &[1]).is_err() && Batches::new(&[2, 3], &[4, 2]).is_err());

@@ -21,6 +21,7 @@ use super::xml::{Layer, Port, dtype};
 use crate::element::DataType;
 use crate::graph::ValueId;
 use crate::tensor::Tensor;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// What a layer makes, one for each output, or why it cannot; `None` where the family has none of that name.
@@ -67,6 +68,9 @@ pub(super) struct Conversion<'c, 'n, 'x> {
     pub builder: &'c mut Builder,
 }
 
+/// Nothing has more dimensions.
+const MOST_DIMS: usize = 64;
+
 /// One output.
 fn one(made: Result<ValueId, String>) -> Made {
     Some(made.map(|id| vec![Some(id)]))
@@ -76,6 +80,11 @@ impl<'n, 'x> Conversion<'_, 'n, 'x> {
     /// An input that must be there.
     pub(super) fn input(&self, at: usize) -> Result<ValueId, String> {
         self.opt(at).ok_or_else(|| format!("input {at} is missing"))
+    }
+
+    /// What comes in, by the ids of ports.
+    pub(super) fn by_port(&self) -> HashMap<u64, ValueId> {
+        self.layer.inputs.iter().zip(&self.inputs).map(|(port, operand)| (port.id, operand.id)).collect()
     }
 
     /// An input that may be left out.
@@ -101,6 +110,16 @@ impl<'n, 'x> Conversion<'_, 'n, 'x> {
             return Ok(tensor.ty().shape.iter().map(|&dim| Some(dim)).collect());
         }
         Ok(self.port(at)?.dims.clone())
+    }
+
+    /// The number of elements of an input that has one for each dimension.
+    fn length(&self, at: usize) -> Result<usize, String> {
+        match self.dims(at)?[..] {
+            [Some(length @ ..=MOST_DIMS)] => Ok(length),
+            ref dims => {
+                Err(format!("input {at} is no list of a fixed length, one for each dimension: {dims:?}"))
+            }
+        }
     }
 
     /// Sizes of an input's dimensions, all of which must be fixed.

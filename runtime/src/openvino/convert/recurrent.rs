@@ -105,8 +105,8 @@ fn shifts(
         return call.op_with("Concat", &[shift, zeros], axis());
     }
     // Of the last gate both are there.
-    let own = (gates * hidden) as i64;
-    let lengths = call.ints(&[own - hidden as i64, hidden as i64, hidden as i64])?;
+    let front = hidden.checked_mul(gates - 1).ok_or("its hidden_size is too large")? as i64;
+    let lengths = call.ints(&[front, hidden as i64, hidden as i64])?;
     let parts = call.node("Split", &[Some(shift), Some(lengths)], axis(), &[true; 3])?;
     let [Some(first), Some(input), Some(state)] = parts[..] else { return Err("it makes nothing".into()) };
     let zeros = call.op("Mul", &[first, zero])?;

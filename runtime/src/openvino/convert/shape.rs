@@ -66,8 +66,7 @@ fn broadcast(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
         "numpy" | "bidirectional" => {}
         "explicit" => {
             let axes = call.ints_of(2)?;
-            let [Some(rank)] = call.dims(1)?[..] else { return Err("its shape may have any length".into()) };
-            let others: Vec<_> = (0..rank as i64).filter(|axis| !axes.contains(axis)).collect();
+            let others: Vec<_> = (0..call.length(1)? as i64).filter(|axis| !axes.contains(axis)).collect();
             x = call.unsqueeze(x, &others)?;
         }
         other => return Err(format!("its mode is {other}, which is not known here")),
@@ -79,7 +78,7 @@ fn broadcast(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
 fn tile(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     let (mut x, mut repeats) = (call.input(0)?, call.input(1)?);
     repeats = call.cast(repeats, DataType::I64)?;
-    if let (Ok(rank), &[Some(given)]) = (call.rank(0), &call.dims(1)?[..]) {
+    if let (Ok(rank), Ok(given)) = (call.rank(0), call.length(1)) {
         if given < rank {
             let ones = call.ints(&vec![1; rank - given])?;
             repeats = call.op_with("Concat", &[ones, repeats], With::default().int("axis", 0))?;

@@ -19,7 +19,7 @@ fn slice(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     let axes = match call.opt(4) {
         Some(axes) => axes,
         None => {
-            let [Some(count)] = call.dims(1)?[..] else { return Err("its bounds may be any number".into()) };
+            let count = call.length(1)?;
             let axes: Vec<_> = (0..count as i64).collect();
             call.ints(&axes)?
         }
@@ -73,7 +73,7 @@ fn entries(count: usize, is: &dyn Fn(&str, usize) -> bool) -> Result<Entries, St
 
 fn strided(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     let x = call.input(0)?;
-    let [Some(count)] = call.dims(1)?[..] else { return Err("its bounds may be any number".into()) };
+    let count = call.length(1)?;
     const MASKS: [&str; 5] = ["begin_mask", "end_mask", "new_axis_mask", "shrink_axis_mask", "ellipsis_mask"];
     let masks = MASKS.map(|name| call.numbers::<i64>(name).map(|mask| (name, mask)));
     let masks = masks.into_iter().collect::<Result<Vec<_>, _>>()?;

@@ -94,19 +94,28 @@ fn convolution(call: &mut Conversion<'_, '_, '_>, grouped: bool) -> Result<Value
 }
 
 fn transposed(call: &mut Conversion<'_, '_, '_>, grouped: bool) -> Result<ValueId, String> {
+    let is_upper = call.text("auto_pad", "explicit").eq_ignore_ascii_case("same_upper");
+    let is_same = is_upper || call.text("auto_pad", "explicit").eq_ignore_ascii_case("same_lower");
     let mut with = window(call)?;
     let padding: Vec<i64> = call.numbers("output_padding")?;
     if !padding.is_empty() {
         with = with.ints("output_padding", padding);
     }
     if call.opt(2).is_some() {
-        with = with.ints("output_shape", call.ints_of(2)?);
+        // What is cut off follows from the shape; where one end loses more, it is the other one than in ONNX.
+        let cut = if is_upper { "SAME_LOWER" } else { "SAME_UPPER" };
+        with = with.without("pads").ints("output_shape", call.ints_of(2)?).text("auto_pad", cut);
+    } else if is_same {
+        with = with.text("auto_pad", "VALID");
     }
     let (x, (weights, groups)) = (call.input(0)?, weights(call, 1, grouped)?);
     call.op_with("ConvTranspose", &[x, weights], with.int("group", groups))
 }
 
 fn deformable(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+    if !call.flag("bilinear_interpolation_pad", false)? {
+        return Err("its bilinear_interpolation_pad is false, which is not known here".into());
+    }
     let with = window(call)?;
     let (groups, offsets): (i64, i64) = (call.number("group", 1)?, call.number("deformable_group", 1)?);
     let [x, offset, weights] = [call.input(0)?, call.input(1)?, call.input(2)?];
