@@ -24,7 +24,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     for directory in &arguments.directories {
         let found = tests(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
         if found.is_empty() {
-            return Err(format!("{}: no model.onnx in it or in the directories in it", directory.display()));
+            return Err(format!(
+                "{}: no model.onnx or model.xml in it or in the directories in it",
+                directory.display()
+            ));
         }
         all.extend(found);
     }

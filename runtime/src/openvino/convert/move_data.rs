@@ -12,6 +12,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
         "Split" => return Some(split(call)),
         "VariadicSplit" => return Some(variadic_split(call)),
         "Reverse" => reverse(call),
+        "Roll" => roll(call),
         "ReverseSequence" => reverse_sequence(call),
         "Pad" => pad(call),
         "DepthToSpace" => depth_to_space(call),
@@ -143,4 +144,27 @@ fn shuffle_channels(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String
     let turned = call.transpose(grouped, &order)?;
     let shape = call.op("Shape", &[x])?;
     call.op("Reshape", &[turned, shape])
+}
+
+/// Elements move along axes, and from the end to the beginning.
+fn roll(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+    let (mut x, shifts, axes) = (call.input(0)?, call.ints_of(1)?, call.ints_of(2)?);
+    let (dims, rank) = (call.dims(0)?, call.rank(0)?);
+    if shifts.len() != axes.len() && shifts.len() != 1 {
+        return Err(format!("it has {} shifts for {} axes", shifts.len(), axes.len()));
+    }
+    for (at, &given) in axes.iter().enumerate() {
+        let axis = crate::operators::axis(given, rank)?;
+        let size = dims[axis].ok_or_else(|| format!("its axis {axis} has no fixed size"))? as i64;
+        let shift = shifts[at.min(shifts.len() - 1)].rem_euclid(size.max(1));
+        if shift == 0 {
+            continue;
+        }
+        let (begin, middle, end) = (call.ints(&[0])?, call.ints(&[size - shift])?, call.ints(&[i64::MAX])?);
+        let axes = call.ints(&[axis as i64])?;
+        let (front, back) =
+            (call.op("Slice", &[x, begin, middle, axes])?, call.op("Slice", &[x, middle, end, axes])?);
+        x = call.op_with("Concat", &[back, front], With::default().int("axis", axis as i64))?;
+    }
+    Ok(x)
 }

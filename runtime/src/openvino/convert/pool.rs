@@ -10,6 +10,8 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     Some(match call.layer.kind {
         "MaxPool" => max(call),
         "AvgPool" => mean(call),
+        "AdaptiveAvgPool" => adaptive(call, "AveragePool"),
+        "AdaptiveMaxPool" => adaptive(call, "MaxPool"),
         _ => return None,
     })
 }
@@ -70,4 +72,29 @@ fn mean(call: &mut Conversion<'_, '_, '_>) -> Result<Vec<Option<ValueId>>, Strin
     let (x, with) = (call.input(0)?, pool(call)?);
     let with = with.int("count_include_pad", !call.flag("exclude-pad", false)?);
     Ok(vec![Some(call.op_with("AveragePool", &[x], with)?)])
+}
+
+/// Windows that follow from the output's size: known where they are all of one size and do not overlap.
+fn adaptive(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<Vec<Option<ValueId>>, String> {
+    if call.wanted.get(1).copied().unwrap_or(false) {
+        return Err("its places are wanted, which is not known here".into());
+    }
+    let (x, sizes) = (call.input(0)?, call.ints_of(1)?);
+    let mut made = if sizes.iter().all(|&size| size == 1) {
+        vec![Some(call.op(&format!("Global{op}"), &[x])?)]
+    } else {
+        let dims = call.fixed(0)?;
+        let mut kernel = Vec::new();
+        for (at, &size) in sizes.iter().enumerate() {
+            let whole = dims.get(at + 2).copied().unwrap_or_default() as i64;
+            if size < 1 || whole % size != 0 {
+                return Err(format!("its {size} windows of {whole} elements are of several sizes"));
+            }
+            kernel.push(whole / size);
+        }
+        let with = With::default().ints("strides", kernel.clone()).ints("kernel_shape", kernel);
+        vec![Some(call.op_with(op, &[x], with)?)]
+    };
+    made.resize(call.wanted.len().max(1), None);
+    Ok(made)
 }
