@@ -7,7 +7,7 @@ Python and packages as for benches/models.py, whose models and inputs these are.
 
 - `loaded`: weights in memory right after the model was read, before the first run, per cent of all. ONNX Runtime's are what VmRSS
   grows by meanwhile.
-- `sessions`: VmRSS that eight sessions of one model have added once each has run, as a multiple of one session's.
+- `sessions`: VmRSS that eight sessions of one model, opened for each, have added once each has run, as a multiple of one session's.
 - `shapes`: VmHWM that 58 runs on inputs of other sizes have added, as a multiple of the largest live set. The model is made here:
   convolutions over images of any size, whose live set in the largest one, among sizes at random, is 70 MiB.
 - `reload BACKEND`: opened, planned, run and dropped --reloads times: the highest VmRSS of five turns from the 31st on, as a multiple

@@ -4,6 +4,9 @@
 //! file if they are large and their address suits their elements. All others are *copied*: when they are first used, not before,
 //! by reading the file (which maps nothing), into memory that everybody shares who opened the file.
 
+use crate::graph::Graph;
+use crate::onnx::Model;
+use crate::onnx::proto::ModelProto;
 use crate::tensor::{ALIGNMENT, Line};
 use memmap2::{Mmap, UncheckedAdvice};
 use prost::bytes::Bytes;
@@ -42,6 +45,15 @@ pub(crate) struct Mapped {
     map: Mmap,
     file: File,
     copies: Mutex<HashMap<(usize, usize), Weak<Copied>>>,
+    model: Mutex<Option<Understood>>,
+}
+
+/// What a file is as a model, as long as somebody has its graph.
+struct Understood {
+    graph: Weak<Graph>,
+    producer: String,
+    opsets: Vec<(String, i64)>,
+    header: Arc<ModelProto>,
 }
 
 /// Files that are mapped now.
@@ -77,7 +89,7 @@ pub(crate) fn open(path: &Path) -> std::io::Result<Bytes> {
             // SAFETY: the mapping is private and read only. Whoever shortens the file while a model of it is in use takes the
             // program down, as with every library that maps its weights; the documentation of `Model` says so.
             let map = unsafe { Mmap::map(&file)? };
-            let mapped = Arc::new(Mapped { map, file, copies: Mutex::default() });
+            let mapped = Arc::new(Mapped { map, file, copies: Mutex::default(), model: Mutex::default() });
             files.push((identity, Arc::downgrade(&mapped)));
             mapped
         }
@@ -100,6 +112,28 @@ pub(crate) fn settle(bytes: &Bytes) {
     if let Some((mapped, _)) = holding(bytes) {
         // SAFETY: pages of a private mapping that nobody writes to are those of the file, before and afterwards.
         let _ = unsafe { mapped.map.unchecked_advise(UncheckedAdvice::DontNeed) };
+    }
+}
+
+/// The model that somebody has of this file, which names no other files.
+pub(crate) fn model(bytes: &Bytes) -> Option<Model> {
+    let (mapped, _) = holding(bytes)?;
+    let understood = mapped.model.lock().unwrap_or_else(PoisonError::into_inner);
+    let Understood { graph, producer, opsets, header } = understood.as_ref()?;
+    Some(Model {
+        graph: graph.upgrade()?,
+        producer: producer.clone(),
+        opsets: opsets.clone(),
+        header: Arc::clone(header),
+    })
+}
+
+/// Whoever opens this file again, while its graph is there, has the same model.
+pub(crate) fn understood(bytes: &Bytes, model: &Model) {
+    if let Some((mapped, _)) = holding(bytes) {
+        let Model { graph, producer, opsets, header } = model.clone();
+        let understood = Understood { graph: Arc::downgrade(&graph), producer, opsets, header };
+        *mapped.model.lock().unwrap_or_else(PoisonError::into_inner) = Some(understood);
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
-use stepalloc_runtime::{Binding, Model, Options, Profile, RunOptions, Session, Tensor};
+use stepalloc_runtime::{Binding, Graph, Model, Options, Profile, RunOptions, Session, Tensor};
 
 /// Runs before faults are counted: the arena's pages come in the first, and threads' packing buffers with it.
 const WARM: usize = 2;
@@ -33,7 +33,7 @@ vm_hwm_before_bytes (right before the model is read); weight_bytes, loaded_weigh
 loaded_bytes (by how much the process grew meanwhile), copied_weight_bytes (those that are not used where they lie in the file); with --profile nodes (name, op,
 ms a run, output_bytes, scratch_bytes, in_place).
 
---sessions: each is of the same model and runs once; session_bytes is what all but the first added to VmRSS.
+--sessions: the model is opened for each, and each runs once; session_bytes is what all but the first added to VmRSS.
 --also: also_bytes is what these runs added to VmHWM, also_alive_bytes the most that is alive in any of them.
 --reload: reload_bytes has VmRSS after each turn; the exit status is 1 if it grew: blocks of 5 turns, after 30, 10 % above the
 first such block.
@@ -62,7 +62,7 @@ pub(super) struct Arguments {
     /// The most memory for intermediate values, outputs and copied weights, as 2GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     max_mem: Option<u64>,
-    /// Make so many sessions of the model and run each
+    /// Make so many sessions, opening the model for each, and run each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     sessions: u64,
     /// Afterwards, run it with this input in this shape, once for each time it is said
@@ -131,19 +131,22 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     times.sort_by(f64::total_cmp);
     let run_ms = times[times.len() / 2];
     let resident = Resident::of(std::process::id());
-    let session_bytes = more_sessions(arguments, &model, &given)?;
+    let session_bytes = more_sessions(arguments, session.graph(), &given)?;
     let (also_bytes, also_alive_bytes) = more_shapes(arguments, &session, &given)?;
-    let reloads = reload::turns(arguments.reload, || {
-        let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
-        let session = Session::with_options(&model, arguments.options());
-        run_once(&session, &inputs::tensors(session.graph(), &given)?)
-    })?;
     if let Some(directory) = &arguments.save_outputs {
         let graph = session.graph();
         let names = graph.outputs.iter().map(|&id| graph.values[id].name.as_str());
         inputs::save(directory, names.zip(binding.outputs().flatten()))?;
     }
     let nodes = profiled(arguments, &mut binding)?;
+    // As long as anybody has the graph, the model is the same.
+    drop(binding);
+    drop((session, model));
+    let reloads = reload::turns(arguments.reload, || {
+        let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
+        let session = Session::with_options(&model, arguments.options());
+        run_once(&session, &inputs::tensors(session.graph(), &given)?)
+    })?;
     let mut text = json!({
         "model": arguments.model.display().to_string(),
         "load_ms": load_ms,
@@ -250,12 +253,13 @@ fn resident() -> u64 {
 }
 
 /// What all sessions but the first add to the process's memory, once each has run.
-fn more_sessions(arguments: &Arguments, model: &Model, given: &[Given]) -> Result<u64, String> {
-    let tensors = inputs::tensors(&model.graph, given)?;
+fn more_sessions(arguments: &Arguments, graph: &Graph, given: &[Given]) -> Result<u64, String> {
+    let tensors = inputs::tensors(graph, given)?;
     let before = resident();
     let mut sessions = Vec::new();
     for _ in 1..arguments.sessions {
-        let session = Session::with_options(model, arguments.options());
+        let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
+        let session = Session::with_options(&model, arguments.options());
         run_once(&session, &tensors)?;
         sessions.push(session);
     }

@@ -37,29 +37,35 @@ pub struct Model {
 
 impl Model {
     /// Reads a file, and those it names for its weights. What is named .xml, or begins as XML, is read as OpenVINO's format, with
-    /// its weights in the file of the same name and .bin.
+    /// its weights in the file of the same name and .bin. Opened again while its graph is in use, and if it names no other file, it is
+    /// the same model: its sessions share all that sessions share.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let bytes = mapped::open(path).map_err(|source| Error::File { path: path.into(), source })?;
-        let made = if openvino::is_ir(path, &bytes) {
-            openvino::open(path, &bytes)
-        } else {
-            Self::read(bytes.clone(), Folder::new(path.parent().map(Path::to_owned)))
-        };
+        if let Some(model) = mapped::model(&bytes) {
+            return Ok(model);
+        }
+        let mut folder = Folder::new(path.parent().map(Path::to_owned));
+        let is_ir = openvino::is_ir(path, &bytes);
+        let made = if is_ir { openvino::open(path, &bytes) } else { Self::read(bytes.clone(), &mut folder) };
         let read = made.map_err(|error| match error {
             Error::Model(what) => Error::Model(format!("{}: {what}", path.display())),
             other => other,
         });
         mapped::settle(&bytes);
+        // Other files may be new ones next time.
+        if let (Ok(model), true) = (&read, folder.is_unused() && !is_ir) {
+            mapped::understood(&bytes, model);
+        }
         read
     }
 
     /// Reads a model from memory. Its weights must be in it.
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<Self, Error> {
-        Self::read(bytes.into(), Folder::default())
+        Self::read(bytes.into(), &mut Folder::default())
     }
 
-    fn read(bytes: Bytes, folder: Folder) -> Result<Self, Error> {
+    fn read(bytes: Bytes, folder: &mut Folder) -> Result<Self, Error> {
         let nodes = weigh::check(&bytes)?;
         let graph = || GraphProto { node: Vec::with_capacity(nodes), ..GraphProto::default() };
         let mut proto = ModelProto { graph: (nodes > 0).then(graph), ..ModelProto::default() };
@@ -91,7 +97,7 @@ fn opset(opsets: &[(String, i64)], domain: &str) -> i64 {
 struct Reader<'a> {
     opsets: Versions,
     functions: Functions<'a>,
-    folder: Folder,
+    folder: &'a mut Folder,
 }
 
 /// Names of a graph that is being read, and of those around it.
@@ -162,7 +168,7 @@ impl<'a> Reader<'a> {
         }
         for initializer in &proto.initializer {
             let name = initializer.name.as_deref().unwrap_or_default();
-            let made = tensor(initializer, &mut self.folder);
+            let made = tensor(initializer, self.folder);
             let made = made.map_err(|what| Error::model(format!("initializer {name}: {what}")))?;
             // From IR version 4 on initializers need not be inputs.
             let id = match building.scope.names.get(name) {
@@ -292,7 +298,7 @@ impl<'a> Reader<'a> {
             2 => Attribute::Int(proto.i.unwrap_or_default()),
             3 => Attribute::String(proto.s.unwrap_or_default().to_vec()),
             4 => {
-                let made = proto.t.as_ref().map(|proto| tensor(proto, &mut self.folder));
+                let made = proto.t.as_ref().map(|proto| tensor(proto, self.folder));
                 // What its type is not known of may not be needed: the operator says so.
                 match made {
                     Some(Ok(made)) => Attribute::Tensor(Arc::new(made)),

@@ -32,6 +32,11 @@ impl Folder {
         Self { path, mapped: HashMap::new() }
     }
 
+    /// Whether nothing was mapped from it.
+    pub(super) fn is_unused(&self) -> bool {
+        self.mapped.is_empty()
+    }
+
     /// A part of a file beside the model.
     fn part(&mut self, location: &str, offset: usize, length: Option<usize>) -> Result<Bytes, String> {
         let folder =
