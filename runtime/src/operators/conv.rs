@@ -143,7 +143,16 @@ impl Operator for FusedConv {
             row.iter_mut().zip(other.elements::<f32>()).for_each(|(x, other)| *x += other);
         }
         if let Some((least, most)) = self.clip {
-            row.iter_mut().for_each(|x| *x = x.max(least).min(most));
+            let clip = |x: f32| {
+                if x < least {
+                    least
+                } else if x > most {
+                    most
+                } else {
+                    x
+                }
+            };
+            row.iter_mut().for_each(|x| *x = clip(*x));
         }
         self.activation.iter().for_each(|activation| activation.apply(row));
         Ok(())

@@ -361,7 +361,7 @@ fn gelu_in_three_ways_of_writing_it() {
             .input("x", &[-1, 3])
             .number("half", 0.5)
             .number("one", 1.0)
-            .number("root", 1.414_213_5);
+            .number("root", std::f32::consts::SQRT_2);
         x.node("Div", "x root", "d").node("Erf", "d", "e").node("Add", "e one", "s")
     };
     let first = base().node("Mul", "x half", "h").node("Mul", "h s", "y").output("y");
