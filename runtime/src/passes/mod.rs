@@ -22,6 +22,8 @@ mod product;
 mod sketch;
 #[cfg(test)]
 mod trials;
+#[cfg(test)]
+mod trials_fused;
 mod unused;
 mod views;
 
