@@ -92,6 +92,8 @@ def main():
     parser.add_argument("--level", default="all")
     parser.add_argument("models", nargs="*")
     chosen = parser.parse_args()
+    if PROGRAM is None:
+        sys.exit(f"no stepalloc below {TARGET}: cargo build --release -p stepalloc-cli")
     cases = [(pathlib.Path(path).stem, path, None) for path in chosen.models]
     if not cases:
         cases = [(name, models.package(*folder[:1], *folder[1:], file), make()) for name, (folder, file, make) in models.MODELS.items()]

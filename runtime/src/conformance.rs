@@ -4,9 +4,9 @@
 //! its own.
 
 use crate::element::{Bool, DataType, bf16, f16};
+use crate::error::Error;
 use crate::graph::{Declared, Dim};
 use crate::onnx::{Model, read_tensor};
-use crate::passes::Optimization;
 use crate::session::Session;
 use crate::tensor::{Tensor, Type, View};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,20 +57,26 @@ fn collect(directory: &Path, tests: &mut Vec<PathBuf>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Runs one test, on the model optimized as told.
-pub fn judge(directory: &Path, optimization: &Optimization) -> Verdict {
+/// Makes of a model the one that is run: an optimized one, or one that was written and read again.
+pub type Prepare<'a> = &'a dyn Fn(Model) -> Result<Model, Error>;
+
+/// Runs one test, on what `prepare` makes of its model.
+pub fn judge(directory: &Path, prepare: Prepare<'_>) -> Verdict {
     // Built to abort on a panic, there is nothing to catch, and the test is seen to be wrong by everybody.
-    catch_unwind(AssertUnwindSafe(|| judge_caught(directory, optimization)))
+    catch_unwind(AssertUnwindSafe(|| judge_caught(directory, prepare)))
         .unwrap_or_else(|_| Verdict::Wrong("panicked".into()))
 }
 
-fn judge_caught(directory: &Path, optimization: &Optimization) -> Verdict {
+fn judge_caught(directory: &Path, prepare: Prepare<'_>) -> Verdict {
     let model = match Model::open(model(directory)) {
         Ok(model) => model,
         Err(error) => return Verdict::Unsupported(error.to_string()),
     };
     let graph = &model.graph;
-    let session = Session::new(&model.clone().optimize(optimization).0);
+    let session = match prepare(model.clone()) {
+        Ok(prepared) => Session::new(&prepared),
+        Err(error) => return Verdict::Unsupported(error.to_string()),
+    };
     let (rtol, atol) = tolerance(directory);
     let known = |name: &str| {
         let graph = session.graph();

@@ -82,8 +82,8 @@ pub fn text(path: &Path) -> &str {
 fn tests_of_single_operators_pass_and_none_is_wrong() {
     let Some(exported) = exported() else { return };
     let node = exported.path("node");
-    let of_level = |level| {
-        let ended = model(["test", "--quiet", "--level", level, text(&node)]);
+    let of = |how: &[&str]| {
+        let ended = model(["test", "--quiet", text(&node)].iter().chain(how).copied());
         let [passed, wrong, unsupported] = counts(&ended);
         let told: Vec<_> = ended.out().lines().filter(|line| line.starts_with("wrong")).collect();
         assert_eq!(wrong, 0, "{told:#?}");
@@ -91,7 +91,8 @@ fn tests_of_single_operators_pass_and_none_is_wrong() {
         assert_eq!(ended.status, 0);
         [passed, unsupported]
     };
-    assert_eq!(of_level("disable"), of_level("all"));
+    let plain = of(&["--level", "disable"]);
+    assert_eq!(plain, of(&["--level", "all", "--rewrite"]));
 }
 
 #[test]

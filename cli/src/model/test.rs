@@ -3,6 +3,7 @@
 use super::passes;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use stepalloc_runtime::Model;
 use stepalloc_runtime::conformance::{Verdict, judge, tests};
 
 /// Run directories in the layout of ONNX's own tests
@@ -13,6 +14,9 @@ pub(super) struct Arguments {
     directories: Vec<PathBuf>,
     #[command(flatten)]
     passes: passes::Passes,
+    /// Write each model and read it again before it is run
+    #[arg(long)]
+    rewrite: bool,
     /// Print only what did not pass
     #[arg(long)]
     quiet: bool,
@@ -20,6 +24,10 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let optimization = arguments.passes.optimization()?;
+    let prepare = |model: Model| {
+        let (model, _) = model.optimize(&optimization);
+        if arguments.rewrite { Model::from_bytes(model.to_bytes()?) } else { Ok(model) }
+    };
     let mut all = Vec::new();
     for directory in &arguments.directories {
         let found = tests(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
@@ -34,7 +42,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let (mut passed, mut wrong, mut unsupported) = (0, 0, 0);
     for test in &all {
         let name = test.file_name().unwrap_or_default().to_string_lossy();
-        match judge(test, &optimization) {
+        match judge(test, &prepare) {
             Verdict::Passed => {
                 passed += 1;
                 if !arguments.quiet {

@@ -119,7 +119,14 @@ impl Finish {
 
     fn apply(&self, row: &mut [f32]) {
         match *self {
-            Self::Bounds(least, most) => row.iter_mut().for_each(|x| *x = x.max(least).min(most)),
+            // NaN stays what it is.
+            Self::Bounds(least, most) => row.iter_mut().for_each(|x| {
+                if *x < least {
+                    *x = least;
+                } else if *x > most {
+                    *x = most;
+                }
+            }),
             Self::Function(function) => function.apply(row),
         }
     }

@@ -85,3 +85,57 @@ impl Operator for SkipNormalization {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::{Trial, close, numbers, run, tensor};
+    use crate::tensor::Tensor;
+
+    fn trial(inputs: Vec<Option<Tensor>>) -> Trial<'static> {
+        Trial { domain: "com.microsoft", opset: 1, ..Trial::new("SkipLayerNormalization", &[], inputs) }
+    }
+
+    fn elements(tensor: &Tensor) -> &[f32] {
+        tensor.view().elements()
+    }
+
+    #[test]
+    fn it_is_a_sum_and_a_layer_normalization_of_it() {
+        let shape = [2, 3, 8];
+        let [a, b] = [1, 2].map(|seed| numbers(&shape, seed));
+        let [scale, shift, bias] = [3, 4, 5].map(|seed| numbers(&[8], seed));
+        for with_bias in [false, true] {
+            let mut sum = run("Add", 14, &[], &[Some(&a), Some(&b)]).expect("a sum").remove(0);
+            let mut inputs = vec![a.clone(), b.clone(), scale.clone(), shift.clone()];
+            if with_bias {
+                sum = run("Add", 14, &[], &[Some(&sum), Some(&bias)]).expect("a sum").remove(0);
+                inputs.push(bias.clone());
+            }
+            let wanted = run("LayerNormalization", 17, &[], &[Some(&sum), Some(&scale), Some(&shift)]);
+            let wanted = wanted.expect("it runs").remove(0);
+            let mut trial = trial(inputs.into_iter().map(Some).collect());
+            assert!(close(elements(&trial.run().expect("it runs")[0]), elements(&wanted)));
+            for over in [0, 1] {
+                assert!(close(elements(&trial.run_over(Some(over)).expect("it runs")[0]), elements(&wanted)));
+            }
+            trial.outputs = vec![true, false, false, true];
+            let made = trial.run().expect("it runs");
+            assert!(
+                close(elements(&made[0]), elements(&wanted)) && close(elements(&made[3]), elements(&sum))
+            );
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error() {
+        let (a, row) = (numbers(&[2, 8], 1), numbers(&[8], 2));
+        let wrong =
+            |inputs: [&Tensor; 3]| trial(inputs.map(|input| Some(input.clone())).to_vec()).run().is_err();
+        assert!(wrong([&a, &numbers(&[1, 8], 3), &row]));
+        assert!(wrong([&a, &a, &numbers(&[7], 3)]));
+        assert!(wrong([&a, &a, &tensor(&[8], &[1.0f64; 8])]));
+        assert!(wrong([&numbers(&[], 1), &numbers(&[], 1), &row]));
+        let mean = Trial { outputs: vec![true; 2], ..trial(vec![Some(a.clone()), Some(a), Some(row)]) };
+        assert!(mean.run().is_err());
+    }
+}

@@ -43,7 +43,8 @@ fn compute(editor: &Editor, node: &Node) -> Option<Vec<Arc<Tensor>>> {
     let constants: Vec<_> = node.inputs.iter().map(constant).collect();
     let all_known = constants.iter().flatten().all(Option::is_some);
     let exact = |id: &Option<usize>| id.is_none_or(|id| editor.facts.exact(id).is_some());
-    if !all_known && !(operator.looks_at_types_only() && node.inputs.iter().all(exact)) {
+    let told_by_types = operator.looks_at_types_only() && node.inputs.iter().all(exact);
+    if !all_known && !told_by_types {
         return None;
     }
     let types: Vec<_> = node.inputs.iter().map(|id| id.and_then(|id| editor.facts.exact(id))).collect();

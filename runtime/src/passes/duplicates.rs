@@ -39,8 +39,14 @@ pub(super) fn run(editor: &mut Editor) -> usize {
         if !pairs.iter().all(fits) {
             continue;
         }
-        let done = pairs.iter().filter_map(|&(own, other)| Some(editor.replace(at, own?, other?)));
-        removed += usize::from(done.fold(true, |all, done| all && done));
+        for (own, other) in pairs {
+            if let (Some(own), Some(other)) = (own, other) {
+                editor.replace(at, own, other);
+            }
+        }
+        // Without any outputs, it would still be there.
+        editor.remove(at);
+        removed += 1;
     }
     removed
 }

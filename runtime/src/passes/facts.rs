@@ -35,15 +35,22 @@ struct Fact {
 pub(crate) struct Facts(Vec<Fact>);
 
 impl Facts {
-    /// Of a graph, and of what it takes from outside.
-    pub(crate) fn new(graph: &Graph, outside: &[(ValueId, &Facts)]) -> Self {
+    /// Of a graph, and of what it takes from outside. A graph within a node is given what it is given: of its inputs only the element
+    /// types that it declares are taken for certain.
+    pub(crate) fn new(graph: &Graph, outside: &[(ValueId, &Facts)], is_inner: bool) -> Self {
         let mut facts = vec![Fact::default(); graph.values.len()];
         for (fact, value) in facts.iter_mut().zip(&graph.values) {
             fact.dtype = value.declared.as_ref().map(|declared| declared.dtype);
             fact.rank = value.declared.as_ref().and_then(|declared| Some(declared.dims.as_ref()?.len()));
         }
+        if is_inner {
+            graph.inputs.iter().for_each(|&id| facts[id].rank = None);
+        }
         for (number, size) in SIZES.into_iter().enumerate() {
             let mut attempt = Attempt::new(graph, size, if number == 2 { APART } else { 0 });
+            if is_inner {
+                graph.inputs.iter().for_each(|&id| attempt.types[id] = None);
+            }
             for (&id, (outer, known)) in graph.captured.iter().zip(outside) {
                 let Some(fact) = known.0.get(*outer) else { continue };
                 attempt.types[id] = fact.tried[number].clone();

@@ -22,6 +22,8 @@ mod product;
 mod sketch;
 #[cfg(test)]
 mod trials;
+#[cfg(test)]
+mod trials_fused;
 mod unused;
 mod views;
 
@@ -264,7 +266,7 @@ fn optimize(
     is_inner: bool,
     done: &mut Done,
 ) -> Graph {
-    let facts = Facts::new(&graph, outside);
+    let facts = Facts::new(&graph, outside, is_inner);
     let mut editor = Editor::new(graph, facts, opset, optimization.fold_limit, is_inner);
     let passes: Vec<_> = PASSES.iter().filter(|pass| optimization.has(pass)).collect();
     for _ in 0..ROUNDS {

@@ -97,26 +97,26 @@ const SAME: &[&str] = &[
 
 /// The graph in the raised version; `None` where nothing is gained or something would be lost.
 pub(super) fn raise(graph: &Graph, from: i64) -> Option<Graph> {
-    ((FIRST..RAISED).contains(&from) && gains(graph, from)).then(|| raised(graph))?
+    ((FIRST..RAISED).contains(&from) && gains(graph, from, false)).then(|| raised(graph, false))?
 }
 
 /// Whether there is something in it that a newer operator does.
-fn gains(graph: &Graph, from: i64) -> bool {
-    let editor = Editor::new(graph.clone(), Facts::new(graph, &[]), from, 0, false);
+fn gains(graph: &Graph, from: i64, is_inner: bool) -> bool {
+    let editor = Editor::new(graph.clone(), Facts::new(graph, &[], is_inner), from, 0, is_inner);
     from < 14 && product::has_hard_swish(&editor)
         || layer_norm::has_some(&editor)
-        || graph.nodes.iter().flat_map(Node::graphs).any(|(_, inner)| gains(inner, from))
+        || graph.nodes.iter().flat_map(Node::graphs).any(|(_, inner)| gains(inner, from, true))
 }
 
-fn raised(graph: &Graph) -> Option<Graph> {
+fn raised(graph: &Graph, is_inner: bool) -> Option<Graph> {
     let mut made = Graph { nodes: Vec::new(), ..graph.clone() };
     for node in &graph.nodes {
         let mut node = node.clone();
         if node.domain.is_empty() {
-            convert(&mut node, &mut made)?;
+            convert(&mut node, &mut made, is_inner)?;
             node.opset = RAISED;
             let graphs: Vec<_> =
-                node.graphs().map(|(name, inner)| (name.to_owned(), raised(inner))).collect();
+                node.graphs().map(|(name, inner)| (name.to_owned(), raised(inner, true))).collect();
             for (name, inner) in graphs {
                 node.attributes.0.insert(name, Attribute::Graph(Arc::new(inner?)));
             }
@@ -128,7 +128,7 @@ fn raised(graph: &Graph) -> Option<Graph> {
 }
 
 /// Says what a node says in the words of the raised version.
-fn convert(node: &mut Node, graph: &mut Graph) -> Option<()> {
+fn convert(node: &mut Node, graph: &mut Graph, is_inner: bool) -> Option<()> {
     let old = node.opset < AXES_AS_INPUTS;
     match node.op_type.as_str() {
         // Learning, it has more outputs.
@@ -140,7 +140,7 @@ fn convert(node: &mut Node, graph: &mut Graph) -> Option<()> {
         "Softmax" | "LogSoftmax" if old => {
             // From the axis on all dimensions were one: the same where there is one only.
             let axis = node.attributes.int("axis", 1);
-            let rank = node.input(0).and_then(|id| Facts::new(graph, &[]).rank(id));
+            let rank = node.input(0).and_then(|id| Facts::new(graph, &[], is_inner).rank(id));
             if axis != -1 && rank.is_none_or(|rank| axis != rank as i64 - 1) {
                 return None;
             }

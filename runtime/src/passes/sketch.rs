@@ -4,6 +4,7 @@ use super::{Level, Optimization, PASSES};
 use crate::element::DataType;
 use crate::graph::{Attribute, Attributes, Declared, Dim, Graph, Node, Value, ValueId};
 use crate::onnx::Model;
+use crate::onnx::proto::ModelProto;
 use crate::session::Session;
 use crate::tensor::Tensor;
 use std::collections::HashMap;
@@ -136,8 +137,7 @@ impl Sketch {
     }
 
     pub(super) fn model(&self) -> Model {
-        let mut header = crate::onnx::proto::ModelProto::default();
-        header.ir_version = Some(8);
+        let header = ModelProto { ir_version: Some(8), ..ModelProto::default() };
         Model {
             graph: Arc::new(self.graph.clone()),
             producer: String::new(),
