@@ -7,6 +7,8 @@ use crate::element::{Bool, DataType, bf16, f16};
 use crate::error::Error;
 use crate::graph::{Declared, Dim};
 use crate::onnx::{Model, read_tensor};
+use crate::options::Options;
+use crate::passes::{Level, Optimization};
 use crate::session::Session;
 use crate::tensor::{Tensor, Type, View};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,7 +76,11 @@ fn judge_caught(directory: &Path, prepare: Prepare<'_>) -> Verdict {
     };
     let graph = &model.graph;
     let session = match prepare(model.clone()) {
-        Ok(prepared) => Session::new(&prepared),
+        // As it was prepared.
+        Ok(prepared) => {
+            let options = Options::new().optimization(&Optimization::new(Level::Disable));
+            Session::with_options(&prepared, options)
+        }
         Err(error) => return Verdict::Unsupported(error.to_string()),
     };
     let (rtol, atol) = tolerance(directory);

@@ -173,15 +173,19 @@ impl Copied {
     pub(crate) fn lines(&self) -> &[Line] {
         self.lines.get_or_init(|| {
             let mut lines = vec![Line::default(); self.bytes.len().div_ceil(ALIGNMENT)];
-            let place = &mut bytemuck::cast_slice_mut(&mut lines)[..self.bytes.len()];
-            let file = self.file.upgrade();
-            let read = file.map(|mapped| mapped.file.read_exact_at(place, self.offset as u64));
-            if !matches!(read, Some(Ok(()))) {
-                // What cannot be read may still be mapped.
-                place.copy_from_slice(&self.bytes);
-            }
+            self.read(&mut bytemuck::cast_slice_mut(&mut lines)[..self.bytes.len()]);
             lines
         })
+    }
+
+    /// Reads it into as many bytes, without keeping a copy.
+    pub(crate) fn read(&self, place: &mut [u8]) {
+        let file = self.file.upgrade();
+        let read = file.map(|mapped| mapped.file.read_exact_at(place, self.offset as u64));
+        if !matches!(read, Some(Ok(()))) {
+            // What cannot be read may still be mapped.
+            place.copy_from_slice(&self.bytes);
+        }
     }
 
     /// Whether it was used already.

@@ -1,6 +1,7 @@
 //! How a session is to run.
 
 use crate::arena::{ArenaExtendStrategy, Arenas};
+use crate::passes::Optimization;
 use crate::plan::Sharing;
 
 /// Options of a session, named as in ONNX Runtime where it has them.
@@ -18,6 +19,7 @@ pub struct Options {
     pub(crate) arenas: Option<Arenas>,
     pub(crate) max_mem: u64,
     pub(crate) plans: usize,
+    pub(crate) optimization: Optimization,
 }
 
 impl Default for Options {
@@ -29,6 +31,7 @@ impl Default for Options {
             arenas: None,
             max_mem: u64::MAX,
             plans: 16,
+            optimization: Optimization::default(),
         }
     }
 }
@@ -85,6 +88,14 @@ impl Options {
     #[must_use]
     pub fn max_mem(mut self, bytes: u64) -> Self {
         self.max_mem = bytes;
+        self
+    }
+
+    /// How the graph is optimized; as far as it goes by default. It is when the first plan is made, once for all sessions of the model
+    /// that are told the same, so that no weight is read before.
+    #[must_use]
+    pub fn optimization(mut self, optimization: &Optimization) -> Self {
+        self.optimization = optimization.clone();
         self
     }
 

@@ -7,6 +7,7 @@ use crate::graph::{Declared, Dim, Graph};
 use crate::onnx::Model;
 use crate::options::Options;
 use crate::outputs::Outputs;
+use crate::passes::{Changes, Optimization};
 use crate::plan::{Figures, Plan, Sharing};
 use crate::run::Frame;
 use crate::tensor::{Tensor, Type, View};
@@ -57,9 +58,12 @@ impl Chosen {
 pub(crate) struct Executor {
     // Both are found by the graph's address: they must be gone before it is.
     common: Arc<Common>,
-    /// Weights that are copied from the file: bytes, and what counts for them from the first plan on.
-    weights: (u64, OnceLock<Arc<Charge>>),
+    /// What counts from the first plan on for weights that are not used where they lie in the file, where there is a limit.
+    weights: OnceLock<(u64, Option<Arc<Charge>>)>,
+    /// As the model has it.
     graph: Arc<Graph>,
+    /// `None` for a graph within a node.
+    model: Option<Model>,
     options: Options,
     /// `None` for a graph within a node.
     arenas: Option<Arenas>,
@@ -70,22 +74,27 @@ pub(crate) struct Executor {
 struct Common {
     arenas: Arenas,
     kept: Mutex<Kept>,
+    /// The graph that is run, and what was done to it.
+    optimized: OnceLock<(Arc<Graph>, Changes)>,
 }
 
-/// What is in common now: the graph by its address, which a session keeps alive.
-static COMMON: Mutex<Vec<(usize, Sharing, Weak<Common>)>> = Mutex::new(Vec::new());
+/// What makes sessions of a graph, by its address, different.
+type Which = (usize, Sharing, Optimization);
+
+/// What is in common now. A session keeps its graph alive.
+static COMMON: Mutex<Vec<(Which, Weak<Common>)>> = Mutex::new(Vec::new());
 
 impl Common {
-    fn of(graph: &Arc<Graph>, sharing: Sharing) -> Arc<Self> {
+    fn of(graph: &Arc<Graph>, options: &Options) -> Arc<Self> {
         let mut all = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|(_, _, common)| common.strong_count() > 0);
-        let address = Arc::as_ptr(graph) as usize;
-        let found = all.iter().find(|(of, how, _)| (*of, *how) == (address, sharing));
-        if let Some(common) = found.and_then(|(_, _, common)| common.upgrade()) {
+        all.retain(|(_, common)| common.strong_count() > 0);
+        let which = (Arc::as_ptr(graph) as usize, options.sharing, options.optimization.clone());
+        let found = all.iter().find(|(other, _)| *other == which);
+        if let Some(common) = found.and_then(|(_, common)| common.upgrade()) {
             return common;
         }
         let common = Arc::new(Self::default());
-        all.push((address, sharing, Arc::downgrade(&common)));
+        all.push((which, Arc::downgrade(&common)));
         common
     }
 }
@@ -104,19 +113,31 @@ struct Kept {
 impl Executor {
     pub(crate) fn new(graph: Arc<Graph>, sharing: Sharing) -> Self {
         let options = Options { sharing, ..Options::default() };
-        Self { graph, options, arenas: None, weights: (0, OnceLock::new()), common: Arc::default() }
+        Self { graph, model: None, options, arenas: None, weights: OnceLock::new(), common: Arc::default() }
     }
 
-    fn with_options(graph: Arc<Graph>, options: Options) -> Self {
+    fn with_options(model: &Model, options: Options) -> Self {
+        let graph = Arc::clone(&model.graph);
         let limited = options.max_mem < u64::MAX;
-        let common = Common::of(&graph, options.sharing);
+        let common = Common::of(&graph, &options);
         let arenas = match &options.arenas {
             Some(arenas) => arenas.clone(),
             None if limited => Arenas::with_max_mem(options.max_mem),
             None => common.arenas.clone(),
         };
-        let weights = if limited || arenas.is_limited() { graph.copied_bytes() } else { 0 };
-        Self { graph, options, arenas: Some(arenas), weights: (weights, OnceLock::new()), common }
+        let (model, arenas, weights) = (Some(model.clone()), Some(arenas), OnceLock::new());
+        Self { graph, model, options, arenas, weights, common }
+    }
+
+    /// The graph that is run: optimized when it is first asked for.
+    fn optimized(&self) -> &(Arc<Graph>, Changes) {
+        self.common.optimized.get_or_init(|| match &self.model {
+            Some(model) => {
+                let (model, changes) = model.clone().optimize(&self.options.optimization);
+                (model.graph, changes)
+            }
+            None => (Arc::clone(&self.graph), Changes::default()),
+        })
     }
 
     /// What it takes memory from.
@@ -126,12 +147,20 @@ impl Executor {
 
     /// Whether weights are within the limits.
     fn count_weights(&self, arenas: &Arenas) -> Result<(), Error> {
-        let (bytes, charge) = &self.weights;
-        if *bytes > 0 && charge.get().is_none() {
-            let made = arenas.weights(Arc::as_ptr(&self.graph) as usize, *bytes)?;
-            let _ = charge.set(made);
+        let is_limited = self.options.max_mem < u64::MAX || arenas.is_limited();
+        if self.model.is_some() && is_limited && self.weights.get().is_none() {
+            let graph = &self.optimized().0;
+            let bytes = graph.copied_bytes();
+            let charge =
+                if bytes > 0 { Some(arenas.weights(Arc::as_ptr(graph) as usize, bytes)?) } else { None };
+            let _ = self.weights.set((bytes, charge));
         }
         Ok(())
+    }
+
+    /// What counts for weights.
+    fn weight_bytes(&self) -> u64 {
+        self.weights.get().map_or(0, |(bytes, _)| *bytes)
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -176,7 +205,8 @@ impl Executor {
         drop(kept);
         let arenas = self.arenas();
         self.count_weights(&arenas)?;
-        let plan = arenas.during(|| Plan::new(&self.graph, &key.types, told, self.options.sharing))?;
+        let plan =
+            arenas.during(|| Plan::new(&self.optimized().0, &key.types, told, self.options.sharing))?;
         let plan = Arc::new(plan);
         let mut kept = self.kept();
         if kept.plans.len() >= self.options.plans * Arc::strong_count(&self.common) {
@@ -192,7 +222,7 @@ impl Executor {
     /// Types of the outputs for inputs of these types, as far as they are known before it runs.
     pub(crate) fn output_types(&self, types: &[Option<Type>]) -> Result<Vec<Option<Type>>, Error> {
         let plan = self.plan(types)?;
-        Ok(self.graph.outputs.iter().map(|&id| plan.types[id].clone()).collect())
+        Ok(plan.graph.outputs.iter().map(|&id| plan.types[id].clone()).collect())
     }
 
     /// Runs the graph on inputs followed by what it takes from outside.
@@ -226,9 +256,9 @@ impl Executor {
         outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
     ) -> Result<(), Error> {
-        let types = self.graph.outputs.iter().map(|&id| plan.types[id].as_ref());
+        let types = plan.graph.outputs.iter().map(|&id| plan.types[id].as_ref());
         // Arenas that the session shares know nothing of the limit of its own.
-        let total = self.weights.0 + plan.figures.arena_bytes + outputs.wanted(types.clone());
+        let total = self.weight_bytes() + plan.figures.arena_bytes + outputs.wanted(types.clone());
         if total > self.options.max_mem {
             let why = format!("max_mem allows {} bytes", self.options.max_mem);
             return Err(Error::Memory { bytes: total, why });
@@ -269,7 +299,7 @@ impl Session {
 
     /// The same, as told.
     pub fn with_options(model: &Model, options: Options) -> Self {
-        Self { executor: Executor::with_options(Arc::clone(&model.graph), options) }
+        Self { executor: Executor::with_options(model, options) }
     }
 
     pub(crate) fn executor(&self) -> &Executor {
@@ -279,6 +309,11 @@ impl Session {
     /// What it computes.
     pub fn graph(&self) -> &Graph {
         &self.executor.graph
+    }
+
+    /// What was done to optimize the graph; it is done now if no plan was made yet.
+    pub fn changes(&self) -> &Changes {
+        &self.executor.optimized().1
     }
 
     /// How good the plan for these inputs is, in the order of the graph's inputs; `None` for those with a default.

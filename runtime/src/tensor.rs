@@ -248,6 +248,18 @@ impl Tensor {
         matches!(self.memory, Memory::Lent(_))
     }
 
+    /// The same in memory of its own, if it is to be copied from a file and was not yet: for who looks at it once.
+    pub(crate) fn in_passing(&self) -> Option<Self> {
+        match &self.memory {
+            Memory::Copied(copied) if !copied.is_there() => {
+                let mut read = Self::zeroed(self.ty.clone());
+                copied.read(read.view_mut().bytes);
+                Some(read)
+            }
+            _ => None,
+        }
+    }
+
     /// Bytes of memory that it takes now, those of a file not counted.
     pub fn own_bytes(&self) -> usize {
         match &self.memory {

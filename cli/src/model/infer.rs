@@ -99,12 +99,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let before = Resident::of(std::process::id());
     let began = Instant::now();
     let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
-    let (model, changes) = model.optimize(&optimization);
-    let session = Session::with_options(&model, arguments.options());
+    let session = Session::with_options(&model, arguments.options()?);
     let load_ms = began.elapsed().as_secs_f64() * 1e3;
     let loaded = Loaded::of(&model, &arguments.model, before.as_ref());
     if let Some(path) = &arguments.save {
-        model.save(path).map_err(|error| error.to_string())?;
+        model.clone().optimize(&optimization).0.save(path).map_err(|error| error.to_string())?;
     }
     let given: Vec<_> = arguments.input.iter().chain(&arguments.shape).cloned().collect();
     let tensors = inputs::tensors(session.graph(), &given)?;
@@ -139,19 +138,20 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         inputs::save(directory, names.zip(binding.outputs().flatten()))?;
     }
     let nodes = profiled(arguments, &mut binding)?;
+    let (nodes_before, nodes_after) = (session.changes().nodes_before, session.changes().nodes_after);
     // As long as anybody has the graph, the model is the same.
     drop(binding);
     drop((session, model));
     let reloads = reload::turns(arguments.reload, || {
         let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
-        let session = Session::with_options(&model, arguments.options());
+        let session = Session::with_options(&model, arguments.options()?);
         run_once(&session, &inputs::tensors(session.graph(), &given)?)
     })?;
     let mut text = json!({
         "model": arguments.model.display().to_string(),
         "load_ms": load_ms,
-        "nodes_before": changes.nodes_before,
-        "nodes": changes.nodes_after,
+        "nodes_before": nodes_before,
+        "nodes": nodes_after,
         "run_ms_median": run_ms,
         "runs": arguments.runs,
         "arena_bytes": figures.arena_bytes,
@@ -210,9 +210,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
 }
 
 impl Arguments {
-    fn options(&self) -> Options {
-        let options = Options::new().memory_pattern(!self.no_plan);
-        self.max_mem.map_or(options.clone(), |bytes| options.max_mem(bytes))
+    fn options(&self) -> Result<Options, String> {
+        let options = Options::new().memory_pattern(!self.no_plan).optimization(&self.passes.optimization()?);
+        Ok(self.max_mem.map_or(options.clone(), |bytes| options.max_mem(bytes)))
     }
 }
 
@@ -259,7 +259,7 @@ fn more_sessions(arguments: &Arguments, graph: &Graph, given: &[Given]) -> Resul
     let mut sessions = Vec::new();
     for _ in 1..arguments.sessions {
         let model = Model::open(&arguments.model).map_err(|error| error.to_string())?;
-        let session = Session::with_options(&model, arguments.options());
+        let session = Session::with_options(&model, arguments.options()?);
         run_once(&session, &tensors)?;
         sessions.push(session);
     }

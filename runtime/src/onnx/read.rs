@@ -74,7 +74,11 @@ impl Model {
         let opsets = versions(&proto.opset_import);
         let mut reader =
             Reader { opsets: Rc::clone(&opsets), functions: Functions::new(&proto.functions), folder };
-        let graph = Arc::new(reader.graph(graph, None)?);
+        let mut graph = reader.graph(graph, None)?;
+        // Before the fourth version of the format initializers had to be inputs, and nobody meant them to be given.
+        if proto.ir_version < Some(4) {
+            graph.inputs.retain(|&id| graph.values[id].constant.is_none());
+        }
         let header = ModelProto {
             graph: None,
             functions: Vec::new(),
@@ -83,7 +87,7 @@ impl Model {
             ..proto
         };
         let producer = header.producer_name.clone().unwrap_or_default();
-        Ok(Self { graph, producer, opsets: opsets.to_vec(), header: Arc::new(header) })
+        Ok(Self { graph: Arc::new(graph), producer, opsets: opsets.to_vec(), header: Arc::new(header) })
     }
 }
 

@@ -112,7 +112,8 @@ fn fused(name: &str) -> String {
 
 /// Elements in f32; nothing of other types.
 pub(super) fn floats(tensor: &Tensor) -> Option<Vec<f32>> {
-    let view = tensor.view();
+    let read = tensor.in_passing();
+    let view = read.as_ref().unwrap_or(tensor).view();
     (view.dtype == DataType::F32).then(|| view.elements::<f32>().to_vec())
 }
 

@@ -48,15 +48,12 @@ fn compute(editor: &Editor, node: &Node) -> Option<Vec<Arc<Tensor>>> {
         return None;
     }
     let types: Vec<_> = node.inputs.iter().map(|id| id.and_then(|id| editor.facts.exact(id))).collect();
-    let views: Vec<_> = constants
-        .iter()
-        .zip(&types)
-        .map(|(known, ty)| match known.as_ref().copied().flatten() {
-            Some(known) => Some(known.view()),
-            None => ty.map(|ty| View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] }),
-        })
-        .collect();
-    let made = operator.infer(&Known { types: &types, values: &views }).ok()?;
+    // Large ones tell no shapes, and would be read from the file.
+    let known = constants.iter().map(|known| known.flatten());
+    let small = known
+        .clone()
+        .map(|known| known.filter(|known| known.ty().bytes() <= GROWING).map(|known| known.view()));
+    let made = operator.infer(&Known { types: &types, values: &small.collect::<Vec<_>>() }).ok()?;
     let bytes = |made: &[Type]| made.iter().map(Type::bytes).fold(0usize, usize::saturating_add);
     let given: usize = constants.iter().flatten().flatten().map(|known| known.ty().bytes()).sum();
     let limit =
@@ -64,6 +61,15 @@ fn compute(editor: &Editor, node: &Node) -> Option<Vec<Arc<Tensor>>> {
     if made.len() < node.outputs.len() || bytes(&made) > limit {
         return None;
     }
+    let read: Vec<_> = known.clone().map(|known| known.and_then(|known| known.in_passing())).collect();
+    let views: Vec<_> = known
+        .zip(&read)
+        .zip(&types)
+        .map(|((known, read), ty)| match read.as_ref().or(known.map(|known| &**known)) {
+            Some(known) => Some(known.view()),
+            None => ty.map(|ty| View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] }),
+        })
+        .collect();
     let made = run_one(&**operator, &views, made, node.outputs.len()).ok()?;
     Some(made.into_iter().map(Arc::new).collect())
 }

@@ -181,7 +181,9 @@ impl Attempt {
         }
         let ids = || node.inputs.iter().copied().chain(node.captures.iter().copied().map(Some));
         let types: Vec<_> = ids().map(|id| self.types[id?].as_ref()).collect();
-        let views: Vec<_> = ids().map(|id| Some(self.known[id?].as_ref()?.view())).collect();
+        // Large ones tell no shapes, and would be read from the file.
+        let known = |id: usize| self.known[id].as_ref().filter(|known| known.ty().bytes() <= MOST_BYTES);
+        let views: Vec<_> = ids().map(|id| Some(known(id?)?.view())).collect();
         let Ok(made) = node.operator.infer(&Known { types: &types, values: &views }) else { return };
         let all_known = ids().zip(&views).all(|(id, view)| id.is_none() || view.is_some());
         let small = made.iter().map(Type::bytes).sum::<usize>() <= MOST_BYTES;

@@ -135,7 +135,7 @@ const ROUNDS: usize = 16;
 /// let optimization = Optimization::new(Level::Extended).without("conv-mul")?.fold_limit(1 << 20);
 /// # Ok::<(), stepalloc_runtime::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Optimization {
     level: Level,
     disabled: HashSet<&'static str>,
@@ -196,10 +196,6 @@ impl Model {
         if optimization.level > Level::Disable {
             // Weights that passes replace go at once, if nobody else has the model.
             let mut graph = Arc::unwrap_or_clone(std::mem::take(&mut self.graph));
-            // Before the fourth version of the format initializers had to be inputs, and nobody meant them to be given.
-            if self.header.ir_version < Some(4) {
-                graph.inputs.retain(|&id| graph.values[id].constant.is_none());
-            }
             let basic = Optimization { level: Level::Basic, ..optimization.clone() };
             graph = optimize(graph, &[], &basic, self.opset(), false, &mut done);
             if optimization.level > Level::Basic {
