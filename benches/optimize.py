@@ -101,7 +101,7 @@ def main():
     for name, path, inputs in cases:
         row = judge(name, path, inputs, chosen.level)
         if writer is None:
-            writer = csv.DictWriter(sys.stdout, row)
+            writer = csv.DictWriter(sys.stdout, row, lineterminator="\n")
             writer.writeheader()
         writer.writerow(row)
         sys.stdout.flush()

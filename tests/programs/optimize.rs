@@ -38,6 +38,12 @@ fn networks_that_are_optimized_and_saved_give_what_onnx_says() {
         let nodes = |name: &str| told[name].as_u64().expect("a count");
         assert!(nodes("nodes_after") < nodes("nodes_before"), "{told:#}");
         assert!(told["passes"]["conv-activation"].as_u64().is_some_and(|count| count > 0), "{told:#}");
+        let arena = |path: &Path| {
+            let ended = model(["inspect", text(path), "--json", "-"]).with_status(0);
+            let told: Value = serde_json::from_str(ended.out()).expect("JSON");
+            told["plan"]["arena_bytes"].as_u64().expect("bytes")
+        };
+        assert!(arena(&after) <= arena(&before), "{name}: {} of {}", arena(&after), arena(&before));
         written.push(after);
     }
     // What is written is run as it is.

@@ -1,9 +1,12 @@
 //! Nodes that compute the same from the same, and small weights that are equal, become one.
+//!
+//! But for nodes that depend on no input and were not folded: large weights that a graph computes, each right before it is needed. One
+//! for all would be alive throughout.
 
-use super::edit::Editor;
+use super::edit::{Editor, taken};
 use crate::graph::{Attribute, Node, ValueId};
 use crate::tensor::Tensor;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Weights up to so many bytes are compared: axes, shapes and numbers, which models have by the hundred.
 const SMALL: usize = 1 << 10;
@@ -11,9 +14,13 @@ const SMALL: usize = 1 << 10;
 pub(super) fn run(editor: &mut Editor) -> usize {
     let mut weights: HashMap<Vec<u8>, ValueId> = HashMap::new();
     let mut seen: HashMap<Vec<u8>, usize> = HashMap::new();
+    let mut computed: HashSet<ValueId> = HashSet::new();
     let mut removed = 0;
     for at in editor.places() {
         let Some(node) = editor.node(at) else { continue };
+        if taken(node).all(|id| computed.contains(&id) || editor.constant(id).is_some()) {
+            computed.extend(node.outputs.iter().flatten());
+        }
         let mut inputs = node.inputs.clone();
         for id in inputs.iter_mut().flatten() {
             if let Some(tensor) = editor.constant(*id).filter(|tensor| tensor.ty().bytes() <= SMALL) {
@@ -25,6 +32,9 @@ pub(super) fn run(editor: &mut Editor) -> usize {
             editor.put(at, node);
         }
         let Some(node) = editor.node(at) else { continue };
+        if node.outputs.iter().flatten().any(|id| computed.contains(id)) {
+            continue;
+        }
         let Some(key) = key(node) else { continue };
         let Some(&first) = seen.get(&key) else {
             seen.insert(key, at);

@@ -272,6 +272,14 @@ fn nodes_that_compute_the_same_are_one() {
 }
 
 #[test]
+fn weights_that_are_computed_are_not_one_for_all() {
+    let sketch = Sketch::new(13).input("x", &[30_000]).weight("w", &[1]).ints("shape", &[30_000]);
+    let sketch = sketch.node("Expand", "w shape", "a").node("Add", "x a", "b").node("Expand", "w shape", "c");
+    let sketch = sketch.node("Add", "b c", "y").output("y");
+    assert_eq!(sketch.left(&["duplicates"]), ["Expand", "Add", "Expand", "Add"]);
+}
+
+#[test]
 fn products_of_matrices_take_what_follows() {
     let base =
         |dims: &[i64]| Sketch::new(13).input("x", dims).weight("w", &[3, 4]).node("MatMul", "x w", "m");
