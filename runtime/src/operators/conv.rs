@@ -1,16 +1,18 @@
 //! Convolutions of real numbers.
 //!
-//! Those of f32 in one or two dimensions are computed in place ([`direct`]), or place by place where there are few ([`dots`]). The
+//! Those of f32 in one or two dimensions are computed in place ([`direct`]), or place by place where there are few ([`dots`], and
+//! [`columns`] for many images). The
 //! others are products of matrices: the input is unrolled into scratch memory, row by row rather than element by element, for some
 //! rows of the output at a time, so that what is unrolled is still in a cache when it is multiplied.
 
 use super::activation::Activation;
+use super::columns::Columns;
 use super::direct::Direct;
 use super::dots::Dots;
 use super::elementwise::no;
 use super::gemm::{Matrix, PARALLEL, product};
 use super::window::{Sliding, Window};
-use super::{Call, Definition, Known, Made, Operator, Unclear, direct, dots, threads, typed};
+use super::{Call, Definition, Known, Made, Operator, Unclear, columns, direct, dots, threads, typed};
 use crate::element::{DataType, Element, Number, by_float};
 use crate::tensor::Type;
 use rten_simd::SimdOp;
@@ -218,6 +220,7 @@ impl Operator for Conv {
 /// How a convolution of f32 is computed without unrolling it.
 enum Way {
     Direct(direct::Frame),
+    Columns,
     Dots,
 }
 
@@ -227,7 +230,8 @@ impl Way {
         if sizes.window.input() == 0 || sizes.depth() == 0 {
             None
         } else if sizes.window.output() < FEW_PLACES {
-            Some(Self::Dots)
+            let is_many = sizes.batch * sizes.window.output() >= FEW_PLACES;
+            Some(if is_many { Self::Columns } else { Self::Dots })
         } else {
             direct::Frame::new(sizes).map(Self::Direct)
         }
@@ -237,6 +241,7 @@ impl Way {
     fn scratch(&self, sizes: &Sizes) -> usize {
         match self {
             Self::Direct(frame) => frame.scratch(sizes),
+            Self::Columns => columns::scratch(sizes),
             Self::Dots => dots::scratch(sizes),
         }
     }
@@ -274,6 +279,16 @@ fn convolve(
     // Filters of all groups of all images, shared out evenly.
     let small = out.len().saturating_mul(depth) < PARALLEL;
     let cores = if small { 1 } else { (scratch.len() / for_one).max(1) };
+    if matches!(way, Way::Columns) {
+        // Whole images.
+        let (from, to) = (image * sizes.group, to * sizes.group * places);
+        let share = sizes.batch.div_ceil(cores);
+        return threads::pieces_of_two((out, share * to), (scratch, for_one), 1, &|number, out, scratch| {
+            let x = &x[number * share * from..][..out.len() / to * from];
+            Columns { sizes, x, w, bias, out: &mut *out, scratch }.dispatch();
+            done(number * share * to, out);
+        });
+    }
     let share = (out.len() / places).div_ceil(cores);
     threads::pieces_of_two((out, share * places), (scratch, for_one), 1, &|number, out, scratch| {
         let first = number * share;
@@ -295,7 +310,7 @@ fn convolve(
             };
             match way {
                 Way::Direct(frame) => Direct { frame, part }.dispatch(),
-                Way::Dots => Dots(part).dispatch(),
+                Way::Dots | Way::Columns => Dots(part).dispatch(),
             }
             (out, next) = (rest, next + count);
         }
@@ -430,7 +445,7 @@ mod tests {
             )
             .expect("it fits");
             let frame = direct::Frame::new(&sizes).expect("it is for two dimensions");
-            for (way, cores) in [(Way::Dots, 2), (Way::Direct(frame), 3)]
+            for (way, cores) in [(Way::Dots, 2), (Way::Columns, 2), (Way::Direct(frame), 3)]
                 .iter()
                 .flat_map(|(way, cores)| [(way, 1), (way, *cores)])
             {

@@ -322,21 +322,11 @@ impl Band<'_> {
         let ops = isa.f32();
         let depth = self.depth;
         let w: [&[f32]; F] = std::array::from_fn(|f| &self.w[(first + f) * depth..][..depth]);
-        let mut sums = [[ops.zero(); V]; F];
-        if packed {
-            let tile = V * ops.len();
-            let panel = &self.panel[..depth * tile];
-            for (k, xs) in panel.chunks_exact(tile).enumerate().take(depth) {
-                let xs: [I::F32; V] = ops.load_many(xs);
-                for f in 0..F {
-                    let w = ops.splat(w[f][k]);
-                    for v in 0..V {
-                        sums[f][v] = ops.mul_add(xs[v], w, sums[f][v]);
-                    }
-                }
-            }
+        let sums = if packed {
+            products::<I, F, V>(isa, w, &self.panel[..depth * V * ops.len()])
         } else {
             let x = &self.x[self.start + at..];
+            let mut sums = [[ops.zero(); V]; F];
             for (k, &offset) in self.offsets[..depth].iter().enumerate() {
                 let xs: [I::F32; V] = ops.load_many(&x[offset as usize..]);
                 for f in 0..F {
@@ -346,7 +336,8 @@ impl Band<'_> {
                     }
                 }
             }
-        }
+            sums
+        };
         let (pitch, width) = (self.frame.pitch, self.frame.width);
         let places = self.frame.rows * width;
         let mut buffer = [0.0; WIDEST];
@@ -372,4 +363,26 @@ impl Band<'_> {
             }
         }
     }
+}
+
+/// The products of rows of weights with the columns of a panel, which has as many vectors in a row.
+#[inline(always)]
+pub(super) fn products<I: Isa, const F: usize, const V: usize>(
+    isa: I,
+    w: [&[f32]; F],
+    panel: &[f32],
+) -> [[I::F32; V]; F] {
+    let ops = isa.f32();
+    let mut sums = [[ops.zero(); V]; F];
+    let w = w.map(|w| &w[..panel.len() / (V * ops.len())]);
+    for (k, xs) in panel.chunks_exact(V * ops.len()).enumerate() {
+        let xs: [I::F32; V] = ops.load_many(xs);
+        for f in 0..F {
+            let w = ops.splat(w[f][k]);
+            for v in 0..V {
+                sums[f][v] = ops.mul_add(xs[v], w, sums[f][v]);
+            }
+        }
+    }
+    sums
 }

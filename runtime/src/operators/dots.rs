@@ -102,30 +102,34 @@ fn tile<I: Isa, const A: usize, const B: usize>(isa: I, a: [&[f32]; A], b: [&[f3
 /// For each place a row of what meets the weights.
 #[inline(always)]
 fn lay(sizes: &Sizes, x: &[f32], rows: &mut [f32]) {
+    let rows = rows.chunks_exact_mut(sizes.depth()).take(sizes.window.output());
+    rows.enumerate().for_each(|(place, row)| lay_place(sizes, x, place, row));
+}
+
+/// What meets the weights at a place, in their order.
+#[inline(always)]
+pub(super) fn lay_place(sizes: &Sizes, x: &[f32], place: usize, to: &mut [f32]) {
     let window = &sizes.window;
     let Some(&last) = window.axes.last() else { return };
-    let (plane, depth) = (window.input(), sizes.depth());
-    for (place, to) in rows.chunks_exact_mut(depth).take(window.output()).enumerate() {
-        let (row, column) = (place / last.output, place % last.output * last.stride);
-        // Elements of the window's row that meet the input.
-        let met = |bound: usize| bound.saturating_sub(column).div_ceil(last.dilation).min(last.kernel);
-        let (begin, end) = (met(last.begin), met(last.begin + last.input));
-        for (number, to) in to.chunks_exact_mut(last.kernel).enumerate() {
-            let (channel, kernel_row) = (number / window.kernel_rows(), number % window.kernel_rows());
-            let input_row = window.meeting(row, kernel_row).filter(|_| begin < end);
-            let Some(input_row) = input_row else {
-                to.fill(0.0);
-                continue;
-            };
-            let from = &x[channel * plane + input_row * last.input..][..last.input];
-            let from = &from[column + begin * last.dilation - last.begin..];
-            to[..begin].fill(0.0);
-            to[end..].fill(0.0);
-            let to = &mut to[begin..end];
-            match last.dilation {
-                1 => to.iter_mut().zip(from).for_each(|(to, &x)| *to = x),
-                by => to.iter_mut().zip(from.iter().step_by(by)).for_each(|(to, &x)| *to = x),
-            }
+    let plane = window.input();
+    let (row, column) = (place / last.output, place % last.output * last.stride);
+    // Elements of the window's row that meet the input.
+    let met = |bound: usize| bound.saturating_sub(column).div_ceil(last.dilation).min(last.kernel);
+    let (begin, end) = (met(last.begin), met(last.begin + last.input));
+    for (number, to) in to.chunks_exact_mut(last.kernel).enumerate() {
+        let (channel, kernel_row) = (number / window.kernel_rows(), number % window.kernel_rows());
+        let Some(input_row) = window.meeting(row, kernel_row).filter(|_| begin < end) else {
+            to.fill(0.0);
+            continue;
+        };
+        let from = &x[channel * plane + input_row * last.input..][..last.input];
+        let from = &from[column + begin * last.dilation - last.begin..];
+        to[..begin].fill(0.0);
+        to[end..].fill(0.0);
+        let to = &mut to[begin..end];
+        match last.dilation {
+            1 => to.iter_mut().zip(from).for_each(|(to, &x)| *to = x),
+            by => to.iter_mut().zip(from.iter().step_by(by)).for_each(|(to, &x)| *to = x),
         }
     }
 }

@@ -18,6 +18,7 @@ mod borders;
 mod broadcast;
 mod cast;
 mod causal;
+mod columns;
 mod control;
 mod conv;
 mod conv_transpose;
