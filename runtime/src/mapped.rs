@@ -8,7 +8,7 @@ use crate::graph::Graph;
 use crate::onnx::Model;
 use crate::onnx::proto::ModelProto;
 use crate::tensor::{ALIGNMENT, Line};
-use memmap2::{Mmap, UncheckedAdvice};
+use memmap2::{Mmap, MmapMut, UncheckedAdvice};
 use prost::bytes::Bytes;
 use std::collections::HashMap;
 use std::fs::{File, Metadata};
@@ -19,6 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 /// Tensors of fewer bytes are copied even if they could be used in place: the system would map 64 KiB around each of them, of which
 /// most may belong to others.
 const LEAST_IN_PLACE: usize = 64 << 10;
+
+/// Copies of fewer bytes are the allocator's: in pages of their own more than an eighth could be for nothing.
+const LEAST_IN_PAGES: usize = 32 << 10;
 
 /// Which file it is, and which version of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -153,7 +156,7 @@ pub(crate) fn copied(bytes: &Bytes, alignment: usize) -> Option<Arc<Copied>> {
         bytes: bytes.clone(),
         offset,
         file: Arc::downgrade(&mapped),
-        lines: OnceLock::new(),
+        copy: OnceLock::new(),
     });
     *slot = Arc::downgrade(&copied);
     drop(copies);
@@ -165,17 +168,39 @@ pub(crate) struct Copied {
     bytes: Bytes,
     offset: usize,
     file: Weak<Mapped>,
-    lines: OnceLock<Vec<Line>>,
+    copy: OnceLock<Own>,
+}
+
+/// Memory of a copy. Large ones are pages of their own, which leave no gap among the allocator's blocks when they go.
+enum Own {
+    Lines(Vec<Line>),
+    Pages(MmapMut),
+}
+
+impl Own {
+    /// For so many bytes.
+    fn new(bytes: usize) -> Self {
+        let pages = (bytes >= LEAST_IN_PAGES).then(|| MmapMut::map_anon(bytes).ok()).flatten();
+        pages.map_or_else(|| Self::Lines(vec![Line::default(); bytes.div_ceil(ALIGNMENT)]), Self::Pages)
+    }
 }
 
 impl Copied {
-    /// The copy.
-    pub(crate) fn lines(&self) -> &[Line] {
-        self.lines.get_or_init(|| {
-            let mut lines = vec![Line::default(); self.bytes.len().div_ceil(ALIGNMENT)];
-            self.read(&mut bytemuck::cast_slice_mut(&mut lines)[..self.bytes.len()]);
-            lines
-        })
+    /// The copy; at least as many bytes as there are in the file.
+    pub(crate) fn copy(&self) -> &[u8] {
+        let copy = self.copy.get_or_init(|| {
+            let mut copy = Own::new(self.bytes.len());
+            let place = match &mut copy {
+                Own::Lines(lines) => bytemuck::cast_slice_mut(lines),
+                Own::Pages(pages) => &mut pages[..],
+            };
+            self.read(&mut place[..self.bytes.len()]);
+            copy
+        });
+        match copy {
+            Own::Lines(lines) => bytemuck::cast_slice(lines),
+            Own::Pages(pages) => pages,
+        }
     }
 
     /// Reads it into as many bytes, without keeping a copy.
@@ -190,7 +215,7 @@ impl Copied {
 
     /// Whether it was used already.
     pub(crate) fn is_there(&self) -> bool {
-        self.lines.get().is_some()
+        self.copy.get().is_some()
     }
 }
 

@@ -99,6 +99,11 @@ impl Options {
         self
     }
 
+    /// What [`Options::max_mem`] was told; `u64::MAX` without a limit.
+    pub fn limit(&self) -> u64 {
+        self.max_mem
+    }
+
     /// Plans that are kept for sets of input types, at least one; 16 by default. The one used longest ago goes. Sessions of one model
     /// have plans in common, and as many more.
     #[must_use]

@@ -327,6 +327,16 @@ impl Session {
         Ok(self.executor.choose(inputs)?.plan.figures)
     }
 
+    /// Bytes that a run on these inputs counts towards [`Options::max_mem`], as the plan tells: without those of nodes that cannot be
+    /// planned.
+    pub fn wanted_bytes(&self, inputs: &[Option<View<'_>>]) -> Result<u64, Error> {
+        let figures = self.figures(inputs)?;
+        let plan = self.executor.choose(inputs)?.plan;
+        let outputs =
+            plan.graph.outputs.iter().filter_map(|&id| Some(plan.types[id].as_ref()?.bytes() as u64));
+        Ok(figures.arena_bytes + outputs.sum::<u64>() + self.executor.optimized().0.copied_bytes())
+    }
+
     /// What its arenas have and had; with those of others, if it shares them.
     pub fn statistics(&self) -> Statistics {
         self.executor.arenas().statistics()

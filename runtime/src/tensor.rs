@@ -221,7 +221,7 @@ impl Tensor {
         let bytes = match &self.memory {
             Memory::Own(lines) => &bytemuck::cast_slice(lines)[..self.ty.bytes()],
             Memory::Lent(bytes) => &bytes[..],
-            Memory::Copied(copied) => &bytemuck::cast_slice(copied.lines())[..self.ty.bytes()],
+            Memory::Copied(copied) => &copied.copy()[..self.ty.bytes()],
         };
         View { dtype: self.ty.dtype, shape: &self.ty.shape, bytes }
     }

@@ -1,5 +1,6 @@
 //! `model infer`: runs a model, and says how long it takes and what memory it needs.
 
+use super::batch;
 use super::inputs::{self, Given};
 use super::passes;
 use super::profile;
@@ -33,6 +34,8 @@ vm_hwm_before_bytes (right before the model is read); weight_bytes, loaded_weigh
 loaded_bytes (by how much the process grew meanwhile), copied_weight_bytes (those that are not used where they lie in the file); with --profile nodes (name, op,
 ms a run, output_bytes, scratch_bytes, in_place).
 
+--find-batch: the batch is the first dimension of the first input that is open, and dimensions of that name; batch has it, batch_bytes
+what it takes of --max-mem by its plan. It is then run within --max-mem.
 --sessions: the model is opened for each, and each runs once; session_bytes is what all but the first added to VmRSS.
 --also: also_bytes is what these runs added to VmHWM, also_alive_bytes the most that is alive in any of them.
 --reload: reload_bytes has VmRSS after each turn; the exit status is 1 if it grew: blocks of 5 turns, after 30, 10 % above the
@@ -41,7 +44,8 @@ first such block.
 Examples:
   stepalloc model infer net.onnx --shape x=1x3x224x224 --runs 20
   stepalloc model infer net.onnx --input x=photo.npy --save-outputs out --json -
-  RAYON_NUM_THREADS=1 stepalloc model infer net.onnx        on one thread"
+  stepalloc model infer net.onnx --shape x=1x3x224x224 --max-mem 2GiB --find-batch
+  stepalloc model infer net.onnx --threads 1                on one thread"
 )]
 pub(super) struct Arguments {
     /// The model, a file of ONNX, or of OpenVINO (.xml)
@@ -62,6 +66,9 @@ pub(super) struct Arguments {
     /// The most memory for intermediate values, outputs and copied weights, as 2GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     max_mem: Option<u64>,
+    /// Find the largest batch that fits into --max-mem, and run that
+    #[arg(long, requires = "max_mem")]
+    find_batch: bool,
     /// Make so many sessions, opening the model for each, and run each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     sessions: u64,
@@ -105,7 +112,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     if let Some(path) = &arguments.save {
         model.clone().optimize(&optimization).0.save(path).map_err(|error| error.to_string())?;
     }
-    let given: Vec<_> = arguments.input.iter().chain(&arguments.shape).cloned().collect();
+    let mut given: Vec<_> = arguments.input.iter().chain(&arguments.shape).cloned().collect();
+    let found = arguments
+        .find_batch
+        .then(|| batch::find(&model, &session, &arguments.options()?, &given))
+        .transpose()?;
+    if let Some(found) = &found {
+        given.clone_from(&found.given);
+    }
     let tensors = inputs::tensors(session.graph(), &given)?;
     let views: Vec<_> = tensors.iter().map(|(_, tensor)| tensor.as_ref().map(Tensor::view)).collect();
     let figures = session.figures(&views).map_err(|error| error.to_string())?;
@@ -174,12 +188,19 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         "vm_rss_bytes": resident.as_ref().map(|resident| resident.bytes),
         "vm_hwm_bytes": resident.as_ref().map(|resident| resident.most_bytes),
     });
+    if let Some(found) = &found {
+        text["batch"] = found.batch.into();
+        text["batch_bytes"] = found.bytes.into();
+    }
     if let Some(profile) = &nodes {
         text["nodes"] = profile::json(profile);
     }
     if let Some(json) = json {
         json.write(format!("{text:#}\n").as_bytes()).map_err(|error| error.to_string())?;
     } else {
+        if let Some(found) = &found {
+            println!("{found}");
+        }
         println!("loaded in {load_ms:.1} ms, median of {} runs {run_ms:.3} ms", arguments.runs);
         println!(
             "arena {}, lower bound {}; {} tensors planned, {} of them in the place of another",

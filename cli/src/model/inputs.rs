@@ -76,6 +76,16 @@ pub(super) fn tensors(graph: &Graph, given: &[Given]) -> Result<Vec<(String, Opt
     Ok(made)
 }
 
+/// Those inputs that are given by files.
+pub(super) fn only(graph: &Graph, files: &[Given]) -> Result<Vec<(String, Tensor)>, String> {
+    let named = |name: &str| graph.inputs.iter().any(|&id| graph.values[id].name == name);
+    let files = files.iter().filter_map(|given| match given {
+        Given::File(name, path) if named(name) => Some((name.clone(), path)),
+        _ => None,
+    });
+    files.map(|(name, path)| Ok((name, read(path)?))).collect()
+}
+
 /// Numbers that only look random (xorshift64), the same each time.
 struct Random(u64);
 

@@ -1,5 +1,6 @@
 //! `stepalloc model`: ONNX models in planned memory.
 
+mod batch;
 mod infer;
 mod inputs;
 mod inspect;

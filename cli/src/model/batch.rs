@@ -1,0 +1,154 @@
+//! `model infer --find-batch`: the largest batch that fits into a limit.
+//!
+//! What a batch takes is told by its plan, without running it: batches are doubled until one does not fit, and then halved in between.
+
+use super::inputs::{self, Given};
+use crate::size;
+use std::fmt;
+use stepalloc_runtime::{DataType, Dim, Error, Graph, Model, Options, Session, Tensor, Type, View};
+
+/// Batches that are tried at most.
+const MOST: usize = 1 << 24;
+
+/// The largest batch that fits.
+pub(super) struct Found {
+    pub batch: usize,
+    /// What it counts towards the limit.
+    pub bytes: u64,
+    /// What the next larger one would count, or why there is none.
+    next: Result<u64, String>,
+    /// All inputs, with shapes for this batch.
+    pub given: Vec<Given>,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the largest batch is {}, of {}; ", self.batch, size::show(self.bytes))?;
+        match &self.next {
+            Ok(bytes) => write!(f, "{} would take {}", self.batch + 1, size::show(*bytes)),
+            Err(why) => write!(f, "none is larger: {why}"),
+        }
+    }
+}
+
+/// Finds it, by the plans of a session without a limit; the limit is that of the options.
+pub(super) fn find(
+    model: &Model,
+    session: &Session,
+    options: &Options,
+    given: &[Given],
+) -> Result<Found, String> {
+    let limit = options.limit();
+    let unlimited = Session::with_options(model, options.clone().max_mem(u64::MAX));
+    let batches = Batches::new(session.graph(), given)?;
+    let bytes = |batch: usize| batches.bytes(&unlimited, batch);
+    let first = bytes(1).map_err(|error| error.to_string())?;
+    if first > limit {
+        let (wanted, limit) = (size::show(first), size::show(limit));
+        return Err(format!("a batch of 1 takes {wanted}, more than the {limit} of --max-mem"));
+    }
+    // The largest that fits so far, and the smallest that does not.
+    let (mut fits, mut too_large) = ((1, first), None);
+    while too_large.is_none() && fits.0 < MOST {
+        match bytes(fits.0 * 2) {
+            Ok(taken) if taken <= limit => fits = (fits.0 * 2, taken),
+            Ok(taken) => too_large = Some((fits.0 * 2, Ok(taken))),
+            Err(why) => too_large = Some((fits.0 * 2, Err(why.to_string()))),
+        }
+    }
+    let (mut above, mut next) =
+        too_large.unwrap_or((MOST + 1, Err(format!("no more than {MOST} are tried"))));
+    while above - fits.0 > 1 {
+        let middle = fits.0 + (above - fits.0) / 2;
+        match bytes(middle) {
+            Ok(taken) if taken <= limit => fits = (middle, taken),
+            Ok(taken) => (above, next) = (middle, Ok(taken)),
+            Err(why) => (above, next) = (middle, Err(why.to_string())),
+        }
+    }
+    Ok(Found { batch: fits.0, bytes: fits.1, next, given: batches.given(fits.0) })
+}
+
+/// A model's inputs, some of whose dimensions are the batch.
+struct Batches<'a> {
+    graph: &'a Graph,
+    given: &'a [Given],
+    /// By input: its shape for a batch of 1, and which dimensions are the batch; nothing for those that come from files.
+    shapes: Vec<(String, DataType, Vec<usize>, Vec<usize>)>,
+}
+
+impl<'a> Batches<'a> {
+    fn new(graph: &'a Graph, given: &'a [Given]) -> Result<Self, String> {
+        let from_file =
+            |name: &str| given.iter().any(|given| matches!(given, Given::File(file, _) if file == name));
+        let open = graph.inputs.iter().map(|&id| &graph.values[id]).filter(|value| !from_file(&value.name));
+        let open: Vec<_> = open
+            .filter_map(|value| Some((&value.name, value.declared.as_ref()?.dims.as_ref()?, value)))
+            .collect();
+        let batch =
+            open.iter().find_map(|(_, dims, _)| dims.first().filter(|dim| !matches!(dim, Dim::Fixed(_))));
+        let Some(batch) = batch else {
+            return Err("no input has an open first dimension, which would be the batch".into());
+        };
+        let mut shapes = Vec::new();
+        for (name, dims, value) in open {
+            let is_batch = |(at, dim): (usize, &Dim)| match batch {
+                Dim::Named(_) => dim == batch,
+                _ => at == 0 && *dim == Dim::Any,
+            };
+            let those: Vec<_> = (0..dims.len()).filter(|&at| is_batch((at, &dims[at]))).collect();
+            let told = given.iter().find_map(|given| match given {
+                Given::Shape(told, shape) if told == name => Some(shape.clone()),
+                _ => None,
+            });
+            let size = |dim: &Dim| if let Dim::Fixed(size) = dim { *size } else { 1 };
+            let shape = told.unwrap_or_else(|| dims.iter().map(size).collect());
+            if shape.len() != dims.len() {
+                return Err(format!(
+                    "input {name} has {} dimensions, and --shape {}",
+                    dims.len(),
+                    shape.len()
+                ));
+            }
+            if value.constant.is_none() || !those.is_empty() {
+                let dtype = value.declared.as_ref().map_or(DataType::F32, |declared| declared.dtype);
+                shapes.push((name.clone(), dtype, shape, those));
+            }
+        }
+        Ok(Self { graph, given, shapes })
+    }
+
+    fn shape(shape: &[usize], batch_at: &[usize], batch: usize) -> Vec<usize> {
+        let mut shape = shape.to_vec();
+        batch_at.iter().for_each(|&at| shape[at] = batch);
+        shape
+    }
+
+    /// Inputs for a batch, as they are given.
+    fn given(&self, batch: usize) -> Vec<Given> {
+        let files = self.given.iter().filter(|given| matches!(given, Given::File(..))).cloned();
+        let shapes = self.shapes.iter();
+        let shapes =
+            shapes.map(|(name, _, shape, at)| Given::Shape(name.clone(), Self::shape(shape, at, batch)));
+        files.chain(shapes).collect()
+    }
+
+    /// What a batch counts towards the limit. Memory of its inputs is asked for, but no page of it is used.
+    fn bytes(&self, session: &Session, batch: usize) -> Result<u64, Error> {
+        let wrong = |name: &str| Error::Argument(format!("input {name} would be too large"));
+        let mut tensors = Vec::new();
+        for (name, dtype, shape, at) in &self.shapes {
+            let ty = Type::new(*dtype, Self::shape(shape, at, batch)).ok_or_else(|| wrong(name))?;
+            tensors.push((name.clone(), Tensor::zeroed(ty)));
+        }
+        let files: Vec<_> =
+            self.given.iter().filter(|given| matches!(given, Given::File(..))).cloned().collect();
+        let files = inputs::only(self.graph, &files).map_err(Error::Argument)?;
+        tensors.extend(files);
+        let view = |id: &usize| -> Option<View<'_>> {
+            let name = &self.graph.values[*id].name;
+            tensors.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor.view())
+        };
+        session.wanted_bytes(&self.graph.inputs.iter().map(view).collect::<Vec<_>>())
+    }
+}
