@@ -1,7 +1,6 @@
 //! What a run is told while it runs, and what it tells.
 
 use crate::error::Error;
-use crate::graph::Graph;
 use crate::plan::{Plan, Step};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,7 +56,6 @@ pub struct Profile {
     pub nodes: Vec<NodeProfile>,
     /// Runs so far.
     pub runs: u64,
-    graph: Option<Arc<Graph>>,
 }
 
 impl Profile {
@@ -67,23 +65,23 @@ impl Profile {
     }
 
     fn begin(&mut self, plan: &Plan) {
-        let same = self.graph.as_ref().is_some_and(|graph| Arc::ptr_eq(graph, &plan.graph));
-        if !same || self.nodes.len() != plan.steps.len() {
-            let node = |step: &Step| {
-                let node = &plan.graph.nodes[step.node];
-                let outputs = node.outputs.iter().flatten().filter_map(|&id| plan.types[id].as_ref());
-                NodeProfile {
-                    name: node.name.clone(),
-                    op_type: node.op_type.clone(),
-                    time: Duration::ZERO,
-                    output_bytes: outputs.map(|ty| ty.bytes() as u64).sum(),
-                    scratch_bytes: step.scratch.1 as u64,
-                    in_place: step.in_place.is_some(),
-                }
-            };
-            self.nodes = plan.steps.iter().map(node).collect();
-            self.graph = Some(Arc::clone(&plan.graph));
-            self.runs = 0;
+        let node = |step: &Step| {
+            let node = &plan.graph.nodes[step.node];
+            let outputs = node.outputs.iter().flatten().filter_map(|&id| plan.types[id].as_ref());
+            NodeProfile {
+                name: node.name.clone(),
+                op_type: node.op_type.clone(),
+                time: Duration::ZERO,
+                output_bytes: outputs.map(|ty| ty.bytes() as u64).sum(),
+                scratch_bytes: step.scratch.1 as u64,
+                in_place: step.in_place.is_some(),
+            }
+        };
+        let nodes: Vec<_> = plan.steps.iter().map(node).collect();
+        let what = |node: &NodeProfile| (node.output_bytes, node.scratch_bytes, node.in_place);
+        let is_like = |(a, b): (&NodeProfile, &NodeProfile)| a.name == b.name && what(a) == what(b);
+        if nodes.len() != self.nodes.len() || !nodes.iter().zip(&self.nodes).all(is_like) {
+            (self.nodes, self.runs) = (nodes, 0);
         }
         self.runs += 1;
     }

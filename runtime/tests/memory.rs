@@ -3,7 +3,9 @@
 mod wire;
 
 use std::io::Write;
-use stepalloc_runtime::{Arenas, Error, Model, Options, RunOptions, Session, Tensor};
+use stepalloc_runtime::{
+    Arenas, Cancel, Error, Level, Model, Optimization, Options, Profile, RunOptions, Session, Tensor,
+};
 use wire::{attribute, graph, model, node, open_value, tensor, value};
 
 /// Bytes of the weight of [`small`], which count as long as a session of it has a limit.
@@ -291,4 +293,31 @@ fn branches_run_one_after_the_other_where_the_file_has_them_side_by_side() {
     assert!(figures.lower_bound_bytes < 2 * 32_000, "{figures:?}");
     let outputs = session.run(&[("x", x.view())]).expect("it runs");
     assert_eq!(outputs[0].1.view().elements::<f32>(), [32_000.0]);
+}
+
+#[test]
+fn a_cancelled_run_is_an_error_and_the_next_one_is_not() {
+    let session = Session::new(&small());
+    let (cancel, x) = (Cancel::new(), floats(1000));
+    let run = || session.run_with(&[("x", x.view())], RunOptions::new().cancel(&cancel));
+    std::thread::scope(|scope| drop(scope.spawn(|| cancel.cancel())));
+    assert!(matches!(run(), Err(Error::Cancelled)));
+    assert_eq!(session.statistics().in_use, 0);
+    cancel.reset();
+    assert!(run().is_ok());
+}
+
+#[test]
+fn a_profile_adds_up_what_nodes_take() {
+    let options = Options::new().optimization(&Optimization::new(Level::Disable));
+    let session = Session::with_options(&small(), options);
+    let mut profile = Profile::new();
+    for count in [1000, 1000, 10] {
+        let x = floats(count);
+        session.run_with(&[("x", x.view())], RunOptions::new().profile(&mut profile)).expect("it runs");
+        let nodes: Vec<_> = profile.nodes.iter().map(|node| (&node.op_type[..], node.output_bytes)).collect();
+        assert_eq!(nodes, [("Add", 4 * count as u64), ("Concat", 8 * count as u64)]);
+    }
+    // The newest plan is another one.
+    assert_eq!(profile.runs, 1);
 }

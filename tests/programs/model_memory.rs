@@ -112,3 +112,29 @@ fn a_limit_counts_weights_and_arena_and_says_what_it_allows() {
         assert!(ended.err().contains("max_mem allows"), "{}", ended.err());
     }
 }
+
+#[test]
+fn the_largest_batch_within_a_limit_is_found_and_run() {
+    let Some((_directory, path)) = made() else { return };
+    let found = figures(&infer(&path, &["--max-mem", "16MiB", "--find-batch"]).with_status(0));
+    let (batch, bytes) = (number(&found, "batch"), number(&found, "batch_bytes"));
+    assert!(batch > 1024 && bytes <= 16 << 20, "{found:#}");
+    let shape = |batch: u64| format!("x={batch}x1");
+    infer(&path, &["--max-mem", "16MiB", "--shape", &shape(batch)]).with_status(0);
+    let refused = infer(&path, &["--max-mem", "16MiB", "--shape", &shape(batch + 1)]).with_status(2);
+    assert!(refused.err().contains("max_mem allows 16777216 bytes"), "{}", refused.err());
+    let small = infer(&path, &["--max-mem", "64KiB", "--find-batch"]).with_status(2);
+    assert!(small.err().contains("a batch of 1 takes"), "{}", small.err());
+    infer(&path, &["--find-batch"]).with_status(2);
+}
+
+#[test]
+fn a_profile_has_every_node_that_runs() {
+    let Some((_directory, path)) = made() else { return };
+    let found = figures(&infer(&path, &["--shape", "x=64x1", "--profile"]).with_status(0));
+    let nodes = found["profile"].as_array().expect("nodes");
+    let of = |op: &str| nodes.iter().filter(|node| node["op"] == op).count();
+    assert_eq!((of("MatMul"), of("Sum")), (64, 1), "{found:#}");
+    assert!(nodes.iter().all(|node| node["ms"].as_f64().is_some_and(|ms| ms > 0.0)));
+    assert!(nodes.iter().any(|node| node["in_place"] == true));
+}

@@ -31,8 +31,8 @@ The graph is optimized before, as `stepalloc model optimize` does it; --level di
 JSON: load_ms, nodes_before, nodes, run_ms_median, arena_bytes, lower_bound_bytes, planned_tensors, inplace_tensors, unplanned_nodes,
 allocations_per_run, minor_faults_per_run (the most of any run from the third on), vm_rss_bytes, vm_hwm_bytes,
 vm_hwm_before_bytes (right before the model is read); weight_bytes, loaded_weight_bytes (those in memory right after it was read),
-loaded_bytes (by how much the process grew meanwhile), copied_weight_bytes (those that are not used where they lie in the file); with --profile nodes (name, op,
-ms a run, output_bytes, scratch_bytes, in_place).
+loaded_bytes (by how much the process grew meanwhile), copied_weight_bytes (those that are not used where they lie in the file); with --profile profile (of
+each node name, op, ms a run, output_bytes, scratch_bytes, in_place).
 
 --find-batch: the batch is the first dimension of the first input that is open, and dimensions of that name; batch has it, batch_bytes
 what it takes of --max-mem by its plan. It is then run within --max-mem.
@@ -193,7 +193,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         text["batch_bytes"] = found.bytes.into();
     }
     if let Some(profile) = &nodes {
-        text["nodes"] = profile::json(profile);
+        text["profile"] = profile::json(profile);
     }
     if let Some(json) = json {
         json.write(format!("{text:#}\n").as_bytes()).map_err(|error| error.to_string())?;
