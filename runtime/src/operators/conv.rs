@@ -174,12 +174,10 @@ impl Operator for Conv {
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
         let (Some(x), Some(w)) = (inputs.opt(0), inputs.opt(1)) else { return 0 };
         let Ok(sizes) = self.filters.sizes(&x.shape, &w.shape) else { return 0 };
-        if x.dtype == DataType::F32 {
-            if let Some(way) = Way::new(&sizes) {
-                // No core would have less than a filter.
-                let cores = threads::count().min(sizes.batch * sizes.group * sizes.to).max(1);
-                return cores * way.scratch(&sizes) * size_of::<f32>();
-            }
+        if let Some(way) = Way::new(&sizes).filter(|_| x.dtype == DataType::F32) {
+            // No core would have less than a filter.
+            let cores = threads::count().min(sizes.batch * sizes.group * sizes.to).max(1);
+            return cores * way.scratch(&sizes) * size_of::<f32>();
         }
         by_float!(x.dtype, T => scratch::<T>(&sizes), 0)
     }
@@ -218,6 +216,7 @@ impl Operator for Conv {
 }
 
 /// How a convolution of f32 is computed without unrolling it.
+#[allow(clippy::large_enum_variant, reason = "one is on the stack while a convolution runs")]
 enum Way {
     Direct(direct::Frame),
     Columns,
