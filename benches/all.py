@@ -9,7 +9,8 @@ README.md anew. Without --only that takes some hours; with nothing else running,
 --quick makes fewer runs of each, to see that all of them work, and writes nothing into the repository.
 
 Needs Debian's libjemalloc2 libmimalloc2.0 libtcmalloc-minimal4 valgrind python3-torch python3-numpy python3-matplotlib
-python3-venv, and what benches/everyday.py names; ONNX Runtime is installed from PyPI into target/benches-python.
+python3-venv, and what benches/everyday.py names; ONNX Runtime is installed from PyPI into target/benches-python,
+and with OpenVINO and packages that have models into target/benches-models.
 """
 import argparse, csv, datetime, os, pathlib, platform, subprocess, sys, tempfile
 
@@ -17,6 +18,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benches/results"
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 PYTHON = TARGET / "benches-python"
+# With real models and the engines that they are compared with.
+MODELS = TARGET / "benches-models"
+ENGINES = ["numpy", "pillow", "onnx", "onnxruntime", "openvino"]
+PACKAGES = ["magika", "silero-vad", "rapidocr-onnxruntime==1.4.4"]
 # Each bench's arguments, and those of --quick.
 BENCHES = {
     "pytorch": (["pytorch.py", "--runs", "3"], ["--runs", "1", "--workloads", "convnet"]),
@@ -27,7 +32,13 @@ BENCHES = {
     "everyday": (["everyday.py"], ["--programs", "sort,openssl"]),
     "instructions": (["instructions.py"], None),
     "planner": (["planner.py", "--long"], None),
+    "models": (["models.py"], ["--models", "magika", "--runs", "3"]),
+    "models_memory": (["models_memory.py"], None),
+    "optimize": (["optimize.py"], None),
+    "quantize": (["quantize.py"], None),
 }
+
+OF_MODELS = {"models", "models_memory", "optimize", "quantize"}
 
 
 def said(*command):
@@ -66,6 +77,12 @@ def prepare(name):
     if name == "others" and not (PYTHON / "bin/python").exists():
         subprocess.run(["/usr/bin/python3", "-m", "venv", "--system-site-packages", PYTHON], check=True)
         subprocess.run([PYTHON / "bin/pip", "install", "-q", "onnxruntime"], check=True)
+    if name in OF_MODELS and not (MODELS / "bin/python").exists():
+        subprocess.run(["/usr/bin/python3", "-m", "venv", MODELS], check=True)
+        install = [MODELS / "bin/pip", "install", "-q"]
+        subprocess.run([*install, *ENGINES], check=True)
+        # Only their models are read.
+        subprocess.run([*install, "--no-deps", *PACKAGES], check=True)
     if name == "planner":
         subprocess.run(["cargo", "build", "--quiet", "--release", "--workspace", "--examples", "--bins"], cwd=ROOT, check=True)
 
@@ -84,7 +101,8 @@ def main():
         if arguments.quick and quick is None:
             print(f"{name}: has no quick form, left out", file=sys.stderr)
             continue
-        command = [ROOT / "benches" / whole[0], *whole[1:], *(quick if arguments.quick else [])]
+        python = [MODELS / "bin/python"] if name in OF_MODELS else []
+        command = [*python, ROOT / "benches" / whole[0], *whole[1:], *(quick if arguments.quick else [])]
         print(f"{number + 1} of {len(names)}: {name}", file=sys.stderr, flush=True)
         prepare(name)
         here = machine()

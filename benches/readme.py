@@ -204,6 +204,23 @@ def workloads():
     return table(*rows)
 
 
+def models():
+    """Times and the growth of the peak beside both rivals."""
+    rows = [("model", "run", "ONNX Runtime", "OpenVINO", "VmHWM grows by", "ONNX Runtime", "OpenVINO", "arena / lower bound", "error")]
+    ms = lambda text: "-" if text == "nan" else f"{float(text):.2f} ms"
+    mib = lambda text: "-" if text == "nan" else f"{float(text) / (1 << 20):.1f} MiB"
+    for row in read("models.csv"):
+        arena = int(row["arena_bytes"]) / int(row["lower_bound_bytes"])
+        rows.append((
+            row["model"],
+            *(ms(row[name]) for name in ("ms", "ort_ms", "openvino_ms")),
+            *(mib(row[name]) for name in ("grown_bytes", "ort_grown_bytes", "openvino_grown_bytes")),
+            f"{arena:.2f}",
+            row["error"],
+        ))
+    return table(*rows)
+
+
 def compare():
     """How often alike allocators were called equal, and a planted difference was found."""
     return table(("compared", "right"), *((row["compared"], f"{row['right']} of {row['sittings']}") for row in read("compare.csv")))
@@ -265,7 +282,7 @@ def main():
     plot()
     path = ROOT / "README.md"
     text = path.read_text()
-    tables = (pytorch, others, workloads, compare, recording, everyday, instructions, plans, instances, traces, scale, machine)
+    tables = (pytorch, others, workloads, models, compare, recording, everyday, instructions, plans, instances, traces, scale, machine)
     for name, content in ((table.__name__, table()) for table in tables):
         pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
         text, count = re.subn(pattern, lambda match: match[1] + content + "\n" + match[2], text, flags=re.DOTALL)

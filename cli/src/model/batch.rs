@@ -88,7 +88,7 @@ impl<'a> Batches<'a> {
         let batch =
             open.iter().find_map(|(_, dims, _)| dims.first().filter(|dim| !matches!(dim, Dim::Fixed(_))));
         let Some(batch) = batch else {
-            return Err("no input has an open first dimension, which would be the batch".into());
+            return Err("no input has an open first dimension, which would be the batch (inputs from files stay as they are)".into());
         };
         let mut shapes = Vec::new();
         for (name, dims, value) in open {
