@@ -29,7 +29,7 @@ struct Identity {
     device: u64,
     inode: u64,
     bytes: u64,
-    changed: (i64, i64),
+    changed: [i64; 4],
 }
 
 impl Identity {
@@ -38,7 +38,7 @@ impl Identity {
             device: metadata.dev(),
             inode: metadata.ino(),
             bytes: metadata.len(),
-            changed: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: [metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec()],
         }
     }
 }

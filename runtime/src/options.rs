@@ -75,7 +75,7 @@ impl Options {
     /// The session may have so many bytes at one time. What counts: its arenas, outputs it makes (of [`Session::run`] until it
     /// returns, of a [`Binding`] as long as they are bound), tensors that could not be planned, and weights that are copied from
     /// the file. What does not: weights that stay in the file, inputs and outputs that the caller gives, the graph, plans, and
-    /// small blocks that operators take.
+    /// small blocks that operators take. Weights that passes make are counted when the graph was optimized, and not while it is.
     ///
     /// A run that would need more is an error: before anything is computed, unless it is of nodes whose outputs' sizes are only
     /// known when they run. The session can be used after it, with smaller inputs.

@@ -111,16 +111,19 @@ impl<'a> Frame<'a> {
                 }
             }
         }
+        options.end();
         let mut free = Vec::new();
-        for &(id, output) in &plan.copies {
+        for (number, &(id, output)) in plan.copies.iter().enumerate() {
             if plan.types[id].is_some() {
                 let from = self.view(id).expect("a value with a type has a place").bytes;
                 let span = self.outputs[output];
                 assert_eq!(span.length, from.len(), "an output of another size");
                 // SAFETY: the output is ours to write for the whole run, as long as its type says, and no value's place.
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), span.begin, from.len()) };
-            } else if let Some(tensor) = &self.heap[id] {
-                free.push((output, tensor.clone()));
+            } else {
+                let again = plan.copies[number + 1..].iter().any(|&(other, _)| other == id);
+                let tensor = if again { self.heap[id].clone() } else { self.heap[id].take() };
+                free.extend(tensor.map(|tensor| (output, tensor)));
             }
         }
         Ok(free)

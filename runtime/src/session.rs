@@ -56,10 +56,10 @@ impl Chosen {
 
 /// A graph and its plans. Graphs within nodes have one of their own, which uses the arenas of the run around it.
 pub(crate) struct Executor {
-    // Both are found by the graph's address: they must be gone before it is.
-    common: Arc<Common>,
+    // Both are found by a graph's address, weights by that of the graph in `common`: they must be gone before it is.
     /// What counts from the first plan on for weights that are not used where they lie in the file, where there is a limit.
     weights: OnceLock<(u64, Option<Arc<Charge>>)>,
+    common: Arc<Common>,
     /// As the model has it.
     graph: Arc<Graph>,
     /// `None` for a graph within a node.
@@ -131,13 +131,18 @@ impl Executor {
 
     /// The graph that is run: optimized when it is first asked for.
     fn optimized(&self) -> &(Arc<Graph>, Changes) {
-        self.common.optimized.get_or_init(|| match &self.model {
+        if let Some(optimized) = self.common.optimized.get() {
+            return optimized;
+        }
+        // Not within the cell: its work is shared among threads, which may come back here meanwhile. The first to be done is kept.
+        let made = match &self.model {
             Some(model) => {
                 let (model, changes) = model.clone().optimize(&self.options.optimization);
                 (model.graph, changes)
             }
             None => (Arc::clone(&self.graph), Changes::default()),
-        })
+        };
+        self.common.optimized.get_or_init(|| made)
     }
 
     /// What it takes memory from.
@@ -195,6 +200,8 @@ impl Executor {
     }
 
     fn plan_told(&self, key: Key, told: &[Option<Arc<Tensor>>]) -> Result<Arc<Plan>, Error> {
+        let arenas = self.arenas();
+        self.count_weights(&arenas)?;
         let mut kept = self.kept();
         kept.clock += 1;
         let now = kept.clock;
@@ -203,13 +210,11 @@ impl Executor {
             return Ok(Arc::clone(plan));
         }
         drop(kept);
-        let arenas = self.arenas();
-        self.count_weights(&arenas)?;
         let plan =
             arenas.during(|| Plan::new(&self.optimized().0, &key.types, told, self.options.sharing))?;
         let plan = Arc::new(plan);
         let mut kept = self.kept();
-        if kept.plans.len() >= self.options.plans * Arc::strong_count(&self.common) {
+        while kept.plans.len() >= self.options.plans.saturating_mul(Arc::strong_count(&self.common)) {
             let oldest = kept.plans.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
             oldest.and_then(|oldest| kept.plans.remove(&oldest));
         }
@@ -318,6 +323,10 @@ impl Session {
 
     /// How good the plan for these inputs is, in the order of the graph's inputs; `None` for those with a default.
     pub fn figures(&self, inputs: &[Option<View<'_>>]) -> Result<Figures, Error> {
+        let (given, wanted) = (inputs.len(), self.graph().inputs.len());
+        if given != wanted {
+            return Err(Error::Argument(format!("there are {wanted} inputs, and {given} are given")));
+        }
         for (number, view) in
             inputs.iter().enumerate().filter_map(|(number, view)| Some((number, view.as_ref()?)))
         {

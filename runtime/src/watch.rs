@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Ends runs from another thread, before the next node of theirs.
+/// Ends runs from another thread, before the next node of theirs. A node that runs graphs of its own (Loop, Scan, If) is one node.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
@@ -83,7 +83,6 @@ impl Profile {
         if nodes.len() != self.nodes.len() || !nodes.iter().zip(&self.nodes).all(is_like) {
             (self.nodes, self.runs) = (nodes, 0);
         }
-        self.runs += 1;
     }
 }
 
@@ -129,6 +128,13 @@ impl<'a> RunOptions<'a> {
     pub(crate) fn begin(&mut self, plan: &Plan) {
         if let Some(profile) = &mut self.profile {
             profile.begin(plan);
+        }
+    }
+
+    /// All steps are done.
+    pub(crate) fn end(&mut self) {
+        if let Some(profile) = &mut self.profile {
+            profile.runs += 1;
         }
     }
 

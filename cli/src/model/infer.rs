@@ -129,7 +129,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             binding.bind_input(&name, tensor).map_err(|error| error.to_string())?;
         }
     }
-    let mut times = Vec::with_capacity(arguments.runs as usize);
+    let mut times = Vec::new();
     let (mut allocations, mut faults) = (0, 0);
     for run in 0..arguments.runs as usize {
         let (before, began) = (Usage::now().minor_faults, Instant::now());

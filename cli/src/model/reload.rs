@@ -18,7 +18,7 @@ const RETRIES: usize = 3;
 
 /// Does it so many times; VmRSS after each.
 pub(super) fn turns(count: u64, mut turn: impl FnMut() -> Result<(), String>) -> Result<Vec<u64>, String> {
-    let mut resident = Vec::with_capacity(count as usize);
+    let mut resident = Vec::new();
     for _ in 0..count {
         turn()?;
         resident.push(Resident::of(std::process::id()).map_or(0, |resident| resident.bytes));

@@ -74,7 +74,7 @@ impl Model {
         let opsets = versions(&proto.opset_import);
         let mut reader =
             Reader { opsets: Rc::clone(&opsets), functions: Functions::new(&proto.functions), folder };
-        let mut graph = reader.graph(graph, None)?;
+        let mut graph = reader.graph(graph, None, None)?;
         // Before the fourth version of the format initializers had to be inputs, and nobody meant them to be given.
         if proto.ir_version < Some(4) {
             graph.inputs.retain(|&id| graph.values[id].constant.is_none());
@@ -161,7 +161,13 @@ impl Building<'_> {
 }
 
 impl<'a> Reader<'a> {
-    fn graph(&mut self, proto: GraphProto, outer: Option<&Scope<'_>>) -> Result<Graph, Error> {
+    /// A graph; within the body of a function, in its versions.
+    fn graph(
+        &mut self,
+        proto: GraphProto,
+        outer: Option<&Scope<'_>>,
+        opsets: Option<&Versions>,
+    ) -> Result<Graph, Error> {
         let graph = Graph { name: proto.name.unwrap_or_default(), ..Graph::default() };
         let scope = Scope { names: HashMap::new(), constants: HashMap::new(), outer };
         let mut building = Building { graph, scope };
@@ -191,7 +197,7 @@ impl<'a> Reader<'a> {
             return Err(Error::model(format!("initializer {name}: sparse tensors are not known here")));
         }
         let mut nodes = Vec::with_capacity(proto.node.len());
-        self.functions.inline(proto.node, 0, None, &mut nodes)?;
+        self.functions.inline(proto.node, 0, opsets, &mut nodes)?;
         building.graph.nodes.reserve_exact(nodes.len());
         for index in in_order(&nodes)? {
             let (node, opsets) = std::mem::take(&mut nodes[index]);
@@ -243,10 +249,13 @@ impl<'a> Reader<'a> {
             let key = attribute.name.take().unwrap_or_default();
             let captured = captures.entry(key.clone()).or_insert_with(Vec::new);
             captured.clear();
-            let made = self.attribute(attribute, building, captured).map_err(|error| match error {
-                Error::Model(what) => wrong(format!("attribute {key}: {what}")),
-                other => other,
-            })?;
+            let made =
+                self.attribute(attribute, building, captured, opsets.as_ref()).map_err(
+                    |error| match error {
+                        Error::Model(what) => wrong(format!("attribute {key}: {what}")),
+                        other => other,
+                    },
+                )?;
             if let Some(made) = made {
                 attributes.0.insert(key, made);
             }
@@ -294,6 +303,7 @@ impl<'a> Reader<'a> {
         proto: AttributeProto,
         building: &mut Building<'_>,
         captures: &mut Vec<ValueId>,
+        opsets: Option<&Versions>,
     ) -> Result<Option<Attribute>, Error> {
         // Files of the first version have no type.
         let kind = proto.r#type.unwrap_or_default();
@@ -312,7 +322,7 @@ impl<'a> Reader<'a> {
             }
             5 => {
                 let Some(proto) = proto.g else { return Ok(None) };
-                let graph = self.graph(*proto, Some(&building.scope))?;
+                let graph = self.graph(*proto, Some(&building.scope), opsets)?;
                 for &inner in &graph.captured {
                     let name = &graph.values[inner].name;
                     let outer = building.find(name);

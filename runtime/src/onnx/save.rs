@@ -13,6 +13,7 @@ use prost::bytes::Bytes;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Messages have no more bytes: lengths in them are of 31 bits.
 const MOST_BYTES: usize = i32::MAX as usize;
@@ -47,10 +48,14 @@ impl Model {
         }
         let mut name = std::ffi::OsString::from(".");
         name.push(target.file_name().unwrap_or_default());
-        name.push(format!(".{}", std::process::id()));
+        static SAVED: AtomicU64 = AtomicU64::new(0);
+        name.push(format!(".{}.{}", std::process::id(), SAVED.fetch_add(1, Ordering::Relaxed)));
         let partial = target.with_file_name(name);
-        let done = File::create(&partial)
+        let new = File::create_new(&partial).map_err(wrong)?;
+        let done = new
+            .try_clone()
             .and_then(|file| layout.write(file))
+            .and_then(|()| new.sync_all())
             .and_then(|()| std::fs::rename(&partial, &target));
         done.map_err(|source| {
             // What is left of it is of no use; that it cannot be removed either is no news.

@@ -88,6 +88,12 @@ impl Sizes {
         (0..rows).step_by(block).map(move |begin| begin..(begin + block).min(rows))
     }
 
+    /// Whether it is too little work for several cores.
+    fn is_small(&self) -> bool {
+        let filters = self.batch.saturating_mul(self.group).saturating_mul(self.to);
+        filters.saturating_mul(self.window.output()).saturating_mul(self.depth()) < PARALLEL
+    }
+
     /// Whether each channel of the input has filters of its own.
     pub(super) fn is_depthwise(&self) -> bool {
         self.from == 1 && self.group > 1
@@ -125,7 +131,9 @@ impl Finish {
             Self::Bounds(least, most) => row.iter_mut().for_each(|x| {
                 if *x < least {
                     *x = least;
-                } else if *x > most {
+                }
+                // Of crossed bounds the upper one holds.
+                if *x > most {
                     *x = most;
                 }
             }),
@@ -176,7 +184,8 @@ impl Operator for Conv {
         let Ok(sizes) = self.filters.sizes(&x.shape, &w.shape) else { return 0 };
         if let Some(way) = Way::new(&sizes).filter(|_| x.dtype == DataType::F32) {
             // No core would have less than a filter.
-            let cores = threads::count().min(sizes.batch * sizes.group * sizes.to).max(1);
+            let filters = sizes.batch * sizes.group * sizes.to;
+            let cores = if sizes.is_small() { 1 } else { threads::count().min(filters).max(1) };
             return cores * way.scratch(&sizes) * size_of::<f32>();
         }
         by_float!(x.dtype, T => scratch::<T>(&sizes), 0)
@@ -276,8 +285,7 @@ fn convolve(
     let image = sizes.from * sizes.window.input();
     let for_one = way.scratch(sizes);
     // Filters of all groups of all images, shared out evenly.
-    let small = out.len().saturating_mul(depth) < PARALLEL;
-    let cores = if small { 1 } else { (scratch.len() / for_one).max(1) };
+    let cores = if sizes.is_small() { 1 } else { (scratch.len() / for_one).max(1) };
     if matches!(way, Way::Columns) {
         // Whole images.
         let (from, to) = (image * sizes.group, to * sizes.group * places);

@@ -18,8 +18,11 @@ const FILTERS: usize = 6;
 /// Vectors of places of a tile, by the number of registers there are.
 const MANY: usize = 4;
 const FEW: usize = 2;
-/// A frame with so many times the elements of its input at most.
+/// A frame has so many times the elements of its input at most, and of a band: each core has one.
 const MOST: usize = 4;
+const BANDS: usize = 8;
+/// Phases of a stride at most.
+const PHASES: usize = 32;
 /// Elements of a row of a tile at most.
 const WIDEST: usize = 128;
 /// Elements of a band of rows, laid out or computed: what the second cache holds.
@@ -43,6 +46,10 @@ pub(super) struct Frame {
     is_input: bool,
 }
 
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 /// An axis without extent.
 const POINT: Axis = Axis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, begin: 0, end: 0 };
 
@@ -58,15 +65,10 @@ impl Frame {
             return None;
         }
         // A stride beyond the window would lay out what nothing meets.
-        let phases = |axis: &Axis| {
-            let mut phases: SmallVec<[usize; 4]> = SmallVec::new();
-            for at in 0..axis.kernel {
-                let phase = at * axis.dilation % axis.stride;
-                if !phases.contains(&phase) {
-                    phases.push(phase);
-                }
-            }
-            phases
+        let phases = |axis: &Axis| -> Option<SmallVec<[usize; 4]>> {
+            // They repeat after so many.
+            let count = axis.kernel.min(axis.stride / gcd(axis.stride, axis.dilation));
+            (count <= PHASES).then(|| (0..count).map(|at| at * axis.dilation % axis.stride).collect())
         };
         let whole = |axis: &Axis| axis.stride == 1 && axis.begin == 0 && axis.end == 0;
         let is_input = whole(&vertical) && whole(&horizontal);
@@ -83,8 +85,8 @@ impl Frame {
             width,
             pitch,
             band: rows,
-            row_phases: phases(&vertical),
-            column_phases: phases(&horizontal),
+            row_phases: phases(&vertical)?,
+            column_phases: phases(&horizontal)?,
             vertical,
             horizontal,
             is_input,
@@ -98,8 +100,11 @@ impl Frame {
             .from
             .checked_mul(frame.phases())?
             .checked_mul(frame.band.checked_add(frame.more_rows())?)?;
-        let fits = is_input || laid.checked_mul(pitch)? <= input.saturating_mul(MOST).max(BAND);
-        (fits && input <= u32::MAX as usize).then_some(frame)
+        let laid = if is_input { input } else { laid.checked_mul(pitch)? };
+        // Offsets are of 32 bits.
+        let fits = is_input || laid <= input.saturating_mul(MOST).min(BANDS * BAND).max(BAND);
+        let fits = fits && laid <= u32::MAX as usize;
+        fits.then_some(frame)
     }
 
     fn phases(&self) -> usize {
@@ -134,8 +139,7 @@ impl Frame {
     fn offsets(&self, channels: usize, offsets: &mut [u32]) {
         let find = |phases: &[usize], axis: &Axis, at: usize| {
             let met = at * axis.dilation;
-            let phase = phases.iter().position(|&phase| phase == met % axis.stride).unwrap_or_default();
-            (phase, met / axis.stride)
+            (at % phases.len(), met / axis.stride)
         };
         let mut offsets = offsets.iter_mut();
         for channel in 0..channels {

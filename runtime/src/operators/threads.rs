@@ -85,7 +85,7 @@ pub(crate) fn try_pieces<T: Pod>(
 }
 
 fn byte_pieces(out: &mut [u8], size: usize, least: usize, make: &(dyn Fn(usize, &mut [u8]) + Sync)) {
-    if out.len() / size / 2 < least {
+    if out.len().div_ceil(size) / 2 < least {
         return out.chunks_mut(size).enumerate().for_each(|(number, piece)| make(number, piece));
     }
     let pieces = out.par_chunks_mut(size).with_min_len(least.max(1)).enumerate();
@@ -98,7 +98,7 @@ fn byte_pieces_of_two(
     least: usize,
     make: &(dyn Fn(usize, &mut [u8], &mut [u8]) + Sync),
 ) {
-    if one.len() / one_size / 2 < least {
+    if one.len().div_ceil(one_size) / 2 < least {
         let pieces = one.chunks_mut(one_size).zip(two.chunks_mut(two_size)).enumerate();
         return pieces.for_each(|(number, (one, two))| make(number, one, two));
     }

@@ -247,7 +247,8 @@ fn input_of(editor: &mut Editor, at: usize) -> Option<()> {
         let (x, number) = if editor.scalar(b).is_some() { (a, b) } else { (b, a) };
         let rank = editor.constant(number)?.ty().rank();
         // More dimensions would be the result's.
-        Some((x, editor.scalar(number)?)).filter(|_| rank <= 3)
+        let fits = rank == 0 || editor.facts.rank(x).is_some_and(|of| rank <= of);
+        Some((x, editor.scalar(number)?)).filter(|_| rank <= 3 && fits)
     };
     let sum = sum.and_then(|sum| Some((sum, one_number(sum)?)));
     let (scaled, shift) = sum.map_or((id, 0.0), |(_, told)| told);

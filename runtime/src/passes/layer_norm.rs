@@ -139,6 +139,8 @@ fn skip_at(editor: &mut Editor, at: usize) -> Option<()> {
     if axis != -1 && axis != rank as i64 - 1
         || size.is_empty()
         || !parameters.iter().flatten().all(is_row)
+        // One number for all would be none of its rows.
+        || size.iter().any(|&length| length < 2 || length != size[0])
         || editor.constant(a).is_some()
         || editor.constant(b).is_some()
         || !editor.facts.alike(a, b)

@@ -113,6 +113,10 @@ fn raised(graph: &Graph, is_inner: bool) -> Option<Graph> {
     for node in &graph.nodes {
         let mut node = node.clone();
         if node.domain.is_empty() {
+            // Bodies of functions have versions of their own.
+            if node.opset >= RAISED || node.opset < FIRST {
+                return None;
+            }
             convert(&mut node, &mut made, is_inner)?;
             node.opset = RAISED;
             let graphs: Vec<_> =
