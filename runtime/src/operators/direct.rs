@@ -102,7 +102,7 @@ impl Frame {
             .checked_mul(frame.band.checked_add(frame.more_rows())?)?;
         let laid = if is_input { input } else { laid.checked_mul(pitch)? };
         // Offsets are of 32 bits.
-        let fits = is_input || laid <= input.saturating_mul(MOST).min(BANDS * BAND).max(BAND);
+        let fits = is_input || laid <= input.saturating_mul(MOST).clamp(BAND, BANDS * BAND);
         let fits = fits && laid <= u32::MAX as usize;
         fits.then_some(frame)
     }
