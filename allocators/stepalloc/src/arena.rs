@@ -18,6 +18,7 @@ use crate::cells::{self, Cells, NO_SLOT, Slot, Taken};
 use crate::granules::{Granules, Run};
 use crate::lock::Lock;
 use crate::os;
+use crate::region::Region;
 use core::mem::size_of;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -26,20 +27,16 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 pub(crate) const GRANULE_MIN_SHIFT: u32 = 6;
 /// The largest granule: a page. Beyond it rounding grows and gaps hardly get cheaper.
 pub(crate) const GRANULE_MAX_SHIFT: u32 = 12;
-/// Address space reserved for each byte of the first plan, so that a later, larger plan finds room in the same arena.
-const RESERVE_FACTOR: usize = 8;
 /// How often a claim asks for the lock, with a yield in between: its holder may have to be given the processor first, but
 /// may also be this very thread, interrupted by a signal.
 const CLAIM_ATTEMPTS: u32 = 100;
 /// How often the exchange of plans asks for it.
 const EXCHANGE_ATTEMPTS: u32 = 100_000;
 
-/// One address range with its occupancy. All fields but `cells` and `committed` are written once, by [`Arena::open`].
+/// One address range with its occupancy. All fields but `cells` are written once, by [`Arena::open`].
 pub(crate) struct Arena {
-    /// Address of the first byte; 0 while closed.
-    base: AtomicUsize,
-    /// Bytes reserved from `base`; 0 while closed, so that `contains` is false for every address.
-    reserved: AtomicUsize,
+    /// Where it lies; opened last, so that whoever finds it open finds the other fields.
+    region: Region,
     /// Granules of the reserved range.
     count: AtomicUsize,
     /// log2 of the granule's bytes.
@@ -52,8 +49,6 @@ pub(crate) struct Arena {
     /// The cells of the plan in force; null before the first.
     cells: AtomicPtr<Cells>,
     lock: Lock,
-    /// Bytes made readable and writable so far, in whole pages.
-    committed: AtomicUsize,
 }
 
 /// What is known of a block.
@@ -88,8 +83,7 @@ pub(crate) enum Released {
 impl Arena {
     pub(crate) const fn closed() -> Self {
         Self {
-            base: AtomicUsize::new(0),
-            reserved: AtomicUsize::new(0),
+            region: Region::closed(),
             count: AtomicUsize::new(0),
             shift: AtomicU32::new(GRANULE_MAX_SHIFT),
             rounding: AtomicUsize::new(0),
@@ -97,7 +91,6 @@ impl Arena {
             blocks: AtomicPtr::new(ptr::null_mut()),
             cells: AtomicPtr::new(ptr::null_mut()),
             lock: Lock::new(),
-            committed: AtomicUsize::new(0),
         }
     }
 
@@ -105,8 +98,7 @@ impl Arena {
     /// and nothing has changed. Called under the engine's lock, once.
     pub(crate) fn open(&self, shift: u32, bytes: usize) -> bool {
         debug_assert!(!self.is_open());
-        let factor = if os::address_space_is_limited() { 1 } else { RESERVE_FACTOR };
-        let reserved = bytes.max(1).saturating_mul(factor).next_multiple_of(os::BASE_ALIGN);
+        let Some(reserved) = Region::room_for(bytes) else { return false };
         let count = reserved >> shift;
         if i32::try_from(count).is_err() {
             return false;
@@ -126,48 +118,35 @@ impl Arena {
         self.blocks.store(map.cast(), Relaxed);
         // SAFETY: the rest of a fresh mapping, which stays; runs of this arena lie below the granules counted.
         unsafe { self.granules.set_bits(map.wrapping_add(table_bytes)) };
-        self.base.store(base as usize, Relaxed);
-        self.reserved.store(reserved, Release);
+        self.region.open(base, reserved);
         true
     }
 
     /// True once a range is reserved.
     pub(crate) fn is_open(&self) -> bool {
-        self.reserved.load(Acquire) != 0
+        self.region.reserved() != 0
     }
 
     /// Makes `bytes` from the base usable (rounded up to a granule, cut to what is reserved); returns the bytes that
     /// are, or were before if the system has no memory for more.
     pub(crate) fn commit(&self, bytes: usize, huge_pages: bool) -> usize {
-        let bytes = bytes.next_multiple_of(1 << self.shift()).min(self.reserved.load(Relaxed));
-        let committed = self.committed.load(Relaxed);
-        let wanted = bytes.next_multiple_of(os::PAGE);
-        if wanted > committed {
-            let start = (self.base.load(Relaxed) + committed) as *mut u8;
-            if !os::commit(start, wanted - committed) {
-                return self.bytes();
-            }
-            if huge_pages {
-                os::advise_huge(start, wanted - committed);
-            }
-            self.committed.store(wanted, Relaxed);
-        }
-        bytes
+        let bytes = bytes.next_multiple_of(1 << self.shift()).min(self.region.reserved());
+        if self.region.commit(bytes, huge_pages) { bytes } else { self.bytes() }
     }
 
     /// Touches the first `bytes`, as far as they are usable; a refusal changes nothing.
     pub(crate) fn populate(&self, bytes: usize) {
-        os::populate(self.base.load(Relaxed) as *mut u8, bytes.min(self.committed.load(Relaxed)));
+        self.region.populate(bytes);
     }
 
     /// Bytes made readable and writable so far.
     pub(crate) fn committed(&self) -> usize {
-        self.committed.load(Relaxed)
+        self.region.committed()
     }
 
     /// Puts huge pages where all of the memory is there anyway.
     pub(crate) fn unite_pages(&self) {
-        os::unite_pages(self.base.load(Relaxed) as *mut u8, self.committed());
+        self.region.unite_pages();
     }
 
     /// Gives pages back to the system in which no block lives; they come again when they are touched. Returns their bytes; 0
@@ -178,13 +157,13 @@ impl Arena {
             let Some(cells) = self.cells() else { return };
             let shift = self.shift();
             let mut give = |run: Run| {
-                let start = self.base.load(Relaxed) + ((run.start() as usize) << shift);
+                let start = self.base() + ((run.start() as usize) << shift);
                 // SAFETY: usable bytes of the arena, of which no block has any, nor gets any meanwhile.
                 given += unsafe { os::discard(start as *mut u8, (run.length() as usize) << shift) };
             };
             cells.while_free(&self.granules, &mut give);
             // What larger plans have left: no slots are there, and gaps are below.
-            let committed = (self.committed.load(Relaxed) >> shift) as u32;
+            let committed = (self.committed() >> shift) as u32;
             if cells.limit() < committed {
                 let above = Run::between(cells.limit(), committed);
                 if self.granules.are_free(above) {
@@ -236,20 +215,18 @@ impl Arena {
 
     /// Bytes reserved.
     pub(crate) fn reserved(&self) -> usize {
-        self.reserved.load(Relaxed)
+        self.region.reserved()
     }
 
     /// Address of the first byte.
     pub(crate) fn base(&self) -> usize {
-        self.base.load(Relaxed)
+        self.region.base()
     }
 
     /// True for every address inside the range, block or not.
     #[inline]
     pub(crate) fn contains(&self, address: usize) -> bool {
-        // In this order: whoever finds bytes reserved finds where.
-        let reserved = self.reserved.load(Acquire);
-        address.wrapping_sub(self.base.load(Relaxed)) < reserved
+        self.region.contains(address)
     }
 
     /// Granules that a block of `bytes` needs.
@@ -272,7 +249,7 @@ impl Arena {
         let block = self.block(run.start());
         block.slot.store(ptr::from_ref(slot).cast_mut(), Relaxed);
         block.run.store(run.to_bits(), Relaxed);
-        (self.base.load(Relaxed) + ((run.start() as usize) << self.shift())) as *mut u8
+        (self.base() + ((run.start() as usize) << self.shift())) as *mut u8
     }
 
     /// Claims a slot in one attempt, if it has cells in at most two words. A half that was taken is to be undone by

@@ -68,7 +68,7 @@
 //!
 //! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and
 //! plan (by stepalloc-planner; `kept` in a file), or `alive` where there are no slots -> `matcher` which slot -> `arena` is
-//! it free, by `cells` and `granules`; `alloc` and [`route`] the way of a request; [`backend`] what is underneath; [`os`] every
+//! it free, by `cells` and `granules`, in its [`Region`]; `alloc` and [`route`] the way of a request; [`backend`] what is underneath; [`os`] every
 //! system call.
 
 mod alive;
@@ -89,6 +89,7 @@ mod misses;
 pub mod os;
 mod phase;
 mod recorder;
+mod region;
 pub mod route;
 mod settings;
 mod statistics;
@@ -106,6 +107,7 @@ pub use backend::{Mimalloc, MimallocOption};
 pub use kept::{PLAN_MAGIC, PlanFileError, PlansOfFile, plan_class, read_plans};
 pub use misses::{Miss, Reason};
 pub use phase::{boundary, initialise, phase, release, statistics};
+pub use region::Region;
 pub use settings::{HugePages, Settings};
 pub use statistics::{LastSteps, Phase, Statistics};
 pub use step::{Part, SharedStep, Step, step};

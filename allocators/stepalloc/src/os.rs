@@ -24,10 +24,10 @@ pub(crate) fn map(bytes: usize) -> Option<*mut u8> {
     map_with(0, bytes, libc::PROT_READ | libc::PROT_WRITE)
 }
 
-/// Undoes [`map`] or [`reserve`]; the rest of an aligned reservation stays, less than [`BASE_ALIGN`] of addresses.
+/// Undoes [`map`], [`reserve`] or [`reserve_anywhere`].
 ///
 /// # Safety
-/// The range is one of a call of these, and nobody has been told of it.
+/// The range is one of a call of these, and nobody uses it.
 pub(crate) unsafe fn unmap(start: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { libc::munmap(start.cast(), bytes) };
@@ -41,7 +41,7 @@ fn map_with(hint: usize, bytes: usize, protection: i32) -> Option<*mut u8> {
 }
 
 /// Reserves `bytes` of address space aligned to [`BASE_ALIGN`], without memory behind it, below all other memory where
-/// possible: so that one comparison tells most addresses from those in the range. Never given back.
+/// possible: so that one comparison tells most addresses from those in the range.
 pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
     // Programs, their heaps and their mappings lie above 32 TiB, mimalloc's areas above 2 TiB; only programs linked to a
     // fixed address have their heap lower. valgrind maps all within the first gigabytes but for the very beginning, where
@@ -60,9 +60,21 @@ pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
         // SAFETY: mapped just now, and known here only.
         unsafe { unmap(start, bytes) };
     }
+    reserve_anywhere(bytes)
+}
+
+/// Reserves `bytes`, a multiple of [`PAGE`], of address space aligned to [`BASE_ALIGN`], without memory behind it.
+pub(crate) fn reserve_anywhere(bytes: usize) -> Option<*mut u8> {
     let start = map_with(0, bytes.checked_add(BASE_ALIGN)?, libc::PROT_NONE)?;
     let skip = start.align_offset(BASE_ALIGN);
-    Some(start.wrapping_add(skip))
+    let aligned = start.wrapping_add(skip);
+    for (rest, length) in [(start, skip), (aligned.wrapping_add(bytes), BASE_ALIGN - skip)] {
+        if length > 0 {
+            // SAFETY: whole pages of what was mapped just now, beside what is told.
+            unsafe { unmap(rest, length) };
+        }
+    }
+    Some(aligned)
 }
 
 /// Where the C library's heap ends now; 0 where it has none.
@@ -74,7 +86,7 @@ fn heap_end() -> usize {
 
 /// Makes reserved pages readable and writable; `false` when the system refuses.
 pub(crate) fn commit(start: *mut u8, bytes: usize) -> bool {
-    // SAFETY: the range lies inside a mapping of `reserve` that is never unmapped.
+    // SAFETY: the range lies inside a mapping of ours, whose content stays.
     unsafe { libc::mprotect(start.cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) == 0 }
 }
 

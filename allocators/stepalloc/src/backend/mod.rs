@@ -119,6 +119,7 @@ pub unsafe trait Backend: 'static {
 ///
 /// # Safety
 /// As for [`Backend::reallocate`].
+#[cfg(feature = "glibc")]
 unsafe fn reallocate_by_copy<B: Backend>(
     block: *mut u8,
     old_size: usize,
