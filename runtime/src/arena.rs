@@ -1,29 +1,77 @@
 //! Memory that plans' offsets point into: arenas, which sessions use in turns, within a limit.
 
 use crate::error::Error;
-use memmap2::MmapMut;
+use crate::watch::Cancel;
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use stepalloc::Region;
 
-/// A range of addresses from the system: pages come when they are first written, and go back when it is dropped.
-pub(crate) struct Arena {
-    map: Option<MmapMut>,
+/// A range of addresses from the system, as the allocator's own arena has one: pages come when they are first written, and go back
+/// when it is dropped.
+struct Arena {
+    /// `None` for no bytes.
+    region: Option<Region>,
     bytes: usize,
-    /// What the run that has it asked for.
-    asked: usize,
 }
 
 impl Arena {
     /// So many bytes, all zero.
-    fn new(bytes: usize) -> Result<Self, Error> {
-        let map = (bytes > 0).then(|| MmapMut::map_anon(bytes)).transpose();
-        let map = map.map_err(|source| Error::Memory { bytes: bytes as u64, why: source.to_string() })?;
-        Ok(Self { map, bytes, asked: 0 })
+    fn new(bytes: usize, huge_pages: bool) -> Result<Self, Error> {
+        if bytes == 0 {
+            return Ok(Self { region: None, bytes });
+        }
+        let region = Region::new(bytes).filter(|region| region.commit(bytes, huge_pages));
+        let fail = || Error::Memory { bytes: bytes as u64, why: "the system has no more".into() };
+        Ok(Self { region: Some(region.ok_or_else(fail)?), bytes })
     }
 
-    pub(crate) fn memory(&mut self) -> &mut [u8] {
-        self.map.as_deref_mut().unwrap_or_default()
+    /// Makes it larger where it is; `false` where that cannot be, and nothing has changed.
+    fn grow(&mut self, bytes: usize, huge_pages: bool) -> bool {
+        let grows = self.region.as_ref().is_some_and(|region| region.commit(bytes, huge_pages));
+        if grows {
+            self.bytes = bytes;
+        }
+        grows
     }
+}
+
+/// An arena as long as a run has it; it goes back when it is dropped, whatever became of the run.
+pub(crate) struct Lent<'a> {
+    arenas: &'a Arenas,
+    arena: Option<Arena>,
+    /// What the run asked for.
+    asked: usize,
+    /// Whether it is kept for the next run.
+    keep: bool,
+}
+
+impl Lent<'_> {
+    pub(crate) fn memory(&mut self) -> &mut [u8] {
+        let region = self.arena.as_mut().and_then(|arena| arena.region.as_mut());
+        region.map_or(&mut [], |region| &mut region.memory()[..self.asked])
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let mut kept = self.arenas.kept();
+        kept.statistics.in_use -= self.asked as u64;
+        match self.arena.take() {
+            Some(arena) if self.keep => kept.free.push(arena),
+            Some(arena) => kept.lose(arena),
+            None => {}
+        }
+    }
+}
+
+/// How a session takes an arena.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taking {
+    pub extend: ArenaExtendStrategy,
+    /// Whether the system is asked for huge pages.
+    pub huge_pages: bool,
+    /// Whether it is kept for the next run.
+    pub keep: bool,
 }
 
 /// How large an arena is made when no kept one is large enough. Named as in ONNX Runtime.
@@ -52,7 +100,7 @@ pub struct Statistics {
     pub num_allocs: u64,
     /// How often memory beside arenas was taken: for outputs, and for what could not be planned.
     pub num_reserves: u64,
-    /// Arenas taken from the system so far.
+    /// How often an arena was taken from the system or made larger so far.
     pub num_arena_extensions: u64,
     /// Arenas given back to the system so far.
     pub num_arena_shrinkages: u64,
@@ -129,46 +177,21 @@ impl Arenas {
         while kept.drop_largest() {}
     }
 
-    /// An arena for a plan: the smallest kept one that is large enough, or a new one in place of the largest that is kept and too
-    /// small, so that what was taken for smaller inputs does not stay beside it.
-    pub(crate) fn arena(&self, bytes: usize, extend: ArenaExtendStrategy) -> Result<Arena, Error> {
+    /// An arena for a plan: the smallest kept one that is large enough, or else the largest, which is made larger where it is, or
+    /// replaced, so that what was taken for smaller inputs does not stay beside it.
+    pub(crate) fn arena(&self, bytes: usize, taking: Taking) -> Result<Lent<'_>, Error> {
         let mut kept = self.kept();
         let fitting = (0..kept.free.len())
             .filter(|&index| kept.free[index].bytes >= bytes)
             .min_by_key(|&index| kept.free[index].bytes);
-        let mut arena = match fitting {
+        let arena = match fitting {
             Some(index) => kept.free.swap_remove(index),
-            None => {
-                kept.check(bytes as u64, self.0.limit)?;
-                kept.drop_largest();
-                kept.make_room(bytes as u64, self.0.limit)?;
-                let rounded = match extend {
-                    ArenaExtendStrategy::SameAsRequested => bytes,
-                    ArenaExtendStrategy::NextPowerOfTwo => bytes.checked_next_power_of_two().unwrap_or(bytes),
-                };
-                let rounded = if kept.room(self.0.limit) < rounded as u64 { bytes } else { rounded };
-                let arena = Arena::new(rounded).or_else(|_| Arena::new(bytes))?;
-                kept.statistics.total_allocated += arena.bytes as u64;
-                kept.statistics.num_arena_extensions += 1;
-                arena
-            }
+            None => kept.extend(bytes, self.0.limit, taking)?,
         };
-        arena.asked = bytes;
         kept.statistics.num_allocs += 1;
         kept.statistics.max_alloc_size = kept.statistics.max_alloc_size.max(bytes as u64);
         kept.uses(bytes as u64);
-        Ok(arena)
-    }
-
-    /// Takes back an arena that a run is over with, for the next one or for the system.
-    pub(crate) fn give_back(&self, arena: Arena, keep: bool) {
-        let mut kept = self.kept();
-        kept.statistics.in_use -= arena.asked as u64;
-        if keep {
-            kept.free.push(arena);
-        } else {
-            kept.lose(arena);
-        }
+        Ok(Lent { arenas: self, arena: Some(arena), asked: bytes, keep: taking.keep })
     }
 
     /// Counts weights that sessions of a graph, told by its address, have a copy of; once for all of them.
@@ -191,31 +214,71 @@ impl Arenas {
     pub(crate) fn is_limited(&self) -> bool {
         self.0.limit < u64::MAX
     }
+}
 
-    /// Those that the run on this thread uses; others if there is none.
+/// What graphs within nodes have from the run around them.
+#[derive(Clone, Default)]
+pub(crate) struct Around {
+    pub arenas: Arenas,
+    pub cancel: Option<Cancel>,
+}
+
+thread_local! {
+    static AROUND: RefCell<Option<Around>> = const { RefCell::new(None) };
+}
+
+impl Around {
+    /// That of the run on this thread; nothing if there is none.
     pub(crate) fn current() -> Self {
-        CURRENT.with_borrow(|current| current.clone()).unwrap_or_default()
+        AROUND.with_borrow(|around| around.clone()).unwrap_or_default()
     }
 
-    /// What runs on this thread within `body` uses these as well.
-    pub(crate) fn during<R>(&self, body: impl FnOnce() -> R) -> R {
-        struct Before(Option<Arenas>);
+    /// What runs on this thread within `body` has this around it.
+    pub(crate) fn during<R>(self, body: impl FnOnce() -> R) -> R {
+        struct Before(Option<Around>);
         impl Drop for Before {
             fn drop(&mut self) {
-                CURRENT.set(self.0.take());
+                AROUND.set(self.0.take());
             }
         }
-        let _before = Before(CURRENT.replace(Some(self.clone())));
+        let _before = Before(AROUND.replace(Some(self)));
         body()
     }
 }
 
-thread_local! {
-    /// For graphs within nodes: what the run around them uses.
-    static CURRENT: RefCell<Option<Arenas>> = const { RefCell::new(None) };
-}
-
 impl Kept {
+    /// The largest free arena made larger, or a new one in its place.
+    fn extend(&mut self, bytes: usize, limit: u64, taking: Taking) -> Result<Arena, Error> {
+        self.check(bytes as u64, limit)?;
+        let largest = (0..self.free.len()).max_by_key(|&index| self.free[index].bytes);
+        let mut largest = largest.map(|index| self.free.swap_remove(index));
+        let had = largest.as_ref().map_or(0, |arena| arena.bytes);
+        // All that is free may go for it: so it was checked.
+        while self.room(limit) < (bytes - had) as u64 && self.drop_largest() {}
+        let rounded = match taking.extend {
+            ArenaExtendStrategy::SameAsRequested => bytes,
+            ArenaExtendStrategy::NextPowerOfTwo => bytes.checked_next_power_of_two().unwrap_or(bytes),
+        };
+        let rounded = if self.room(limit) < (rounded - had) as u64 { bytes } else { rounded };
+        let huge_pages = taking.huge_pages;
+        let grows = |arena: &mut Arena| arena.grow(rounded, huge_pages) || arena.grow(bytes, huge_pages);
+        let grown = largest.take_if(grows);
+        let arena = match grown {
+            Some(arena) => {
+                self.statistics.total_allocated += (arena.bytes - had) as u64;
+                arena
+            }
+            None => {
+                largest.into_iter().for_each(|arena| self.lose(arena));
+                let arena = Arena::new(rounded, huge_pages).or_else(|_| Arena::new(bytes, huge_pages))?;
+                self.statistics.total_allocated += arena.bytes as u64;
+                arena
+            }
+        };
+        self.statistics.num_arena_extensions += 1;
+        Ok(arena)
+    }
+
     fn uses(&mut self, bytes: u64) {
         self.statistics.in_use += bytes;
         self.statistics.max_in_use = self.statistics.max_in_use.max(self.statistics.in_use);
@@ -308,14 +371,15 @@ impl Drop for Charge {
 mod tests {
     use super::*;
 
-    const SAME: ArenaExtendStrategy = ArenaExtendStrategy::SameAsRequested;
+    const SAME: Taking =
+        Taking { extend: ArenaExtendStrategy::SameAsRequested, huge_pages: false, keep: true };
 
     #[test]
     fn one_arena_serves_those_who_come_in_turns() {
         let arenas = Arenas::new();
         for bytes in [1000, 500, 1000] {
-            let arena = arenas.arena(bytes, SAME).expect("there is no limit");
-            arenas.give_back(arena, true);
+            let mut arena = arenas.arena(bytes, SAME).expect("there is no limit");
+            assert_eq!(arena.memory().len(), bytes);
         }
         let statistics = arenas.statistics();
         assert_eq!((statistics.num_allocs, statistics.num_arena_extensions), (3, 1));
@@ -325,13 +389,42 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_arena_takes_the_place_of_the_one_that_was_kept() {
+    fn an_arena_grows_where_it_is_and_what_is_in_it_stays() {
         let arenas = Arenas::new();
-        for bytes in [1000, 2000] {
-            let arena = arenas.arena(bytes, SAME).expect("there is no limit");
-            arenas.give_back(arena, true);
-        }
-        assert_eq!(arenas.statistics().total_allocated, 2000);
+        let base = {
+            let mut arena = arenas.arena(1000, SAME).expect("there is no limit");
+            arena.memory().fill(7);
+            arena.memory().as_ptr()
+        };
+        let mut arena = arenas.arena(8000, SAME).expect("there is no limit");
+        assert_eq!((arena.memory().as_ptr(), arena.memory()[999], arena.memory()[5000]), (base, 7, 0));
+        drop(arena);
+        // Beyond what was reserved for it.
+        drop(arenas.arena(64 << 20, SAME).expect("there is no limit"));
+        let statistics = arenas.statistics();
+        assert_eq!(statistics.total_allocated, 64 << 20);
+        assert_eq!((statistics.num_arena_extensions, statistics.num_arena_shrinkages), (3, 1));
+    }
+
+    #[test]
+    fn an_arena_goes_back_when_what_has_it_panics() {
+        let arenas = Arenas::new();
+        let panics = || {
+            let _arena = arenas.arena(1000, SAME).expect("there is no limit");
+            panic!("as an operator might");
+        };
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+        let statistics = arenas.statistics();
+        assert_eq!((statistics.in_use, statistics.total_allocated), (0, 1000));
+        drop(arenas.arena(1000, SAME).expect("there is no limit"));
+        assert_eq!(arenas.statistics().num_arena_extensions, 1);
+    }
+
+    #[test]
+    fn arenas_that_are_not_kept_go_at_once() {
+        let arenas = Arenas::new();
+        drop(arenas.arena(1000, Taking { keep: false, ..SAME }).expect("there is no limit"));
+        assert_eq!((arenas.statistics().total_allocated, arenas.statistics().num_arena_shrinkages), (0, 1));
     }
 
     #[test]
@@ -339,9 +432,8 @@ mod tests {
         let arenas = Arenas::with_max_mem(6000);
         for (bytes, total, extensions) in [(1100, 2048, 1), (1900, 2048, 1), (2100, 4096, 2), (5000, 5000, 3)]
         {
-            let arena =
-                arenas.arena(bytes, ArenaExtendStrategy::NextPowerOfTwo).expect("it is within the limit");
-            arenas.give_back(arena, true);
+            let taking = Taking { extend: ArenaExtendStrategy::NextPowerOfTwo, ..SAME };
+            drop(arenas.arena(bytes, taking).expect("it is within the limit"));
             let statistics = arenas.statistics();
             assert_eq!((statistics.total_allocated, statistics.num_arena_extensions), (total, extensions));
         }
@@ -350,8 +442,7 @@ mod tests {
     #[test]
     fn the_limit_holds_and_errors_cost_nothing() {
         let arenas = Arenas::with_max_mem(1000);
-        let arena = arenas.arena(600, SAME).expect("it is within the limit");
-        arenas.give_back(arena, true);
+        drop(arenas.arena(600, SAME).expect("it is within the limit"));
         assert!(arenas.arena(1001, SAME).is_err());
         let mut charge = Charge::new(&arenas);
         charge.grow(400).expect("it is within the limit");
@@ -367,9 +458,10 @@ mod tests {
     }
 
     #[test]
-    fn runs_within_a_run_use_its_arenas() {
-        let arenas = Arenas::with_max_mem(77);
-        assert_eq!(arenas.during(|| Arenas::current().statistics().limit), 77);
-        assert_eq!(Arenas::current().statistics().limit, u64::MAX);
+    fn runs_within_a_run_use_what_it_has() {
+        let limit = || Around::current().arenas.statistics().limit;
+        let around = Around { arenas: Arenas::with_max_mem(77), cancel: Some(Cancel::new()) };
+        assert_eq!(around.during(|| (limit(), Around::current().cancel.is_some())), (77, true));
+        assert_eq!((limit(), Around::current().cancel.is_some()), (u64::MAX, false));
     }
 }

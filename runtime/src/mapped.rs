@@ -23,6 +23,9 @@ const LEAST_IN_PLACE: usize = 64 << 10;
 /// Copies of fewer bytes are the allocator's: in pages of their own more than an eighth could be for nothing.
 const LEAST_IN_PAGES: usize = 32 << 10;
 
+/// Bytes of a page, or a multiple of them.
+const MOST_PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
+
 /// Which file it is, and which version of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Identity {
@@ -115,6 +118,17 @@ pub(crate) fn settle(bytes: &Bytes) {
     if let Some((mapped, _)) = holding(bytes) {
         // SAFETY: pages of a private mapping that nobody writes to are those of the file, before and afterwards.
         let _ = unsafe { mapped.map.unchecked_advise(UncheckedAdvice::DontNeed) };
+    }
+}
+
+/// The same of the pages that are all of these bytes, which are of a mapped file.
+pub(crate) fn settle_part(bytes: &[u8]) {
+    let Some((mapped, offset)) = holding(bytes) else { return };
+    let from = offset.next_multiple_of(MOST_PAGE);
+    let to = (offset + bytes.len()) / MOST_PAGE * MOST_PAGE;
+    if from < to {
+        // SAFETY: as in `settle`.
+        let _ = unsafe { mapped.map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, to - from) };
     }
 }
 

@@ -20,6 +20,9 @@ pub struct Options {
     pub(crate) max_mem: u64,
     pub(crate) plans: usize,
     pub(crate) optimization: Optimization,
+    pub(crate) intra_op_num_threads: usize,
+    pub(crate) compilation_num_threads: usize,
+    pub(crate) huge_pages: bool,
 }
 
 impl Default for Options {
@@ -32,6 +35,9 @@ impl Default for Options {
             max_mem: u64::MAX,
             plans: 16,
             optimization: Optimization::default(),
+            intra_op_num_threads: 0,
+            compilation_num_threads: 0,
+            huge_pages: false,
         }
     }
 }
@@ -46,7 +52,7 @@ impl Options {
     /// (`enable_mem_pattern`), every intermediate value has memory of its own.
     #[must_use]
     pub fn memory_pattern(mut self, on: bool) -> Self {
-        self.sharing = Sharing { in_place: on, reuse: on };
+        self.sharing = Sharing { in_place: on, reuse: on, ..self.sharing };
         self
     }
 
@@ -96,6 +102,40 @@ impl Options {
     #[must_use]
     pub fn optimization(mut self, optimization: &Optimization) -> Self {
         self.optimization = optimization.clone();
+        self
+    }
+
+    /// Constant factors of matrix products are packed when they are first used, once for all sessions that have the same elements, and
+    /// not in every run; on by default. What was read of a mapped file for that goes back to the system. A session with a limit packs
+    /// nothing beforehand.
+    #[must_use]
+    pub fn prepacking(mut self, on: bool) -> Self {
+        self.sharing.packed = on;
+        self
+    }
+
+    /// Threads that a run may use. 0, the default: those of the caller's rayon pool, which all sessions share. Else the session has
+    /// so many of its own, made when it first runs; a run then takes place on them, and the caller waits. Where the system has none
+    /// for them, the caller's are used.
+    #[must_use]
+    pub fn intra_op_num_threads(mut self, count: usize) -> Self {
+        self.intra_op_num_threads = count;
+        self
+    }
+
+    /// Threads that what is done before a run may use: to optimize, to compute what is constant, to plan. 0, the default: those of
+    /// runs. Others are there only meanwhile. Named as in OpenVINO.
+    #[must_use]
+    pub fn compilation_num_threads(mut self, count: usize) -> Self {
+        self.compilation_num_threads = count;
+        self
+    }
+
+    /// The system is asked for huge pages where arenas that are made are larger than one (2 MiB on x86-64); off by default. That saves
+    /// page faults; pages of an arena that its plans do not touch may then take memory as well.
+    #[must_use]
+    pub fn huge_pages(mut self, on: bool) -> Self {
+        self.huge_pages = on;
         self
     }
 

@@ -11,7 +11,7 @@ use crate::element::DataType;
 use crate::error::Error;
 use crate::graph::{Graph, Node, ValueId};
 use crate::inline::{inline, is_if};
-use crate::operators::{Known, Unclear};
+use crate::operators::{Factor, Known, Unclear};
 use crate::order::{self, Task};
 use crate::run::run_one;
 use crate::tensor::{Tensor, Type, View};
@@ -28,11 +28,13 @@ pub struct Sharing {
     pub in_place: bool,
     /// Values that are not alive at the same time share memory. Off, every intermediate value can be read after a run.
     pub reuse: bool,
+    /// Constant factors of products are packed once, and not in every run.
+    pub packed: bool,
 }
 
 impl Default for Sharing {
     fn default() -> Self {
-        Self { in_place: true, reuse: true }
+        Self { in_place: true, reuse: true, packed: true }
     }
 }
 
@@ -60,6 +62,8 @@ pub(crate) struct Step {
     pub in_place: Option<usize>,
     /// Offset and length.
     pub scratch: (usize, usize),
+    /// The constant input that is packed.
+    pub factor: Option<Factor>,
     /// Types of its outputs are known only when it runs.
     pub on_heap: bool,
     /// Values on the heap that nobody needs afterwards.
@@ -136,6 +140,12 @@ impl Plan {
     }
 }
 
+/// The elements of what is known, unless they are many and were not read yet: what types depend on are few, and of weights that are
+/// packed no copy is to stay.
+fn small(known: &Tensor) -> Option<View<'_>> {
+    (known.is_read() || known.ty().bytes() <= FOLD_BYTES).then(|| known.view())
+}
+
 /// Types and known elements of a node's inputs, with what its graphs take from outside.
 fn inputs_of(node: &Node) -> impl Iterator<Item = Option<ValueId>> {
     node.inputs.iter().copied().chain(node.captures.iter().copied().map(Some))
@@ -197,8 +207,13 @@ impl<'g> Drafting<'g> {
         }
         let types: Vec<_> = ids.iter().map(|id| id.and_then(|id| self.types[id].as_ref())).collect();
         let tensors: Vec<_> = ids.iter().map(|id| id.and_then(|id| self.known[id].as_ref())).collect();
-        let views: Vec<_> = tensors.iter().map(|known| known.map(|known| known.view())).collect();
-        let made = match node.operator.infer(&Known { types: &types, values: &views }) {
+        let views = || tensors.iter().map(|known| known.map(|known| known.view())).collect::<Vec<_>>();
+        let small: Vec<_> = tensors.iter().map(|known| known.and_then(|known| small(known))).collect();
+        let made = match node.operator.infer(&Known { types: &types, values: &small }) {
+            Err(Unclear::Needs(_)) => node.operator.infer(&Known { types: &types, values: &views() }),
+            told => told,
+        };
+        let made = match made {
             Ok(made) => made,
             Err(Unclear::Needs(_)) => {
                 self.running.push((index, true));
@@ -209,13 +224,13 @@ impl<'g> Drafting<'g> {
         if made.len() < node.outputs.len() {
             return Err(wrong(format!("it has {} outputs at most", made.len())));
         }
-        let all_known = ids.iter().zip(&views).all(|(id, view)| id.is_none() || view.is_some());
+        let all_known = ids.iter().zip(&tensors).all(|(id, known)| id.is_none() || known.is_some());
         let bytes: usize = made.iter().map(Type::bytes).sum();
         let folds = bytes <= FOLD_BYTES && (all_known || node.operator.looks_at_types_only());
         if folds && node.operator.is_pure() {
             let stand_ins: Vec<_> = types
                 .iter()
-                .zip(&views)
+                .zip(views())
                 .map(|(ty, view)| {
                     view.or(ty.map(|ty| View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] }))
                 })
@@ -338,9 +353,20 @@ impl<'g> Drafting<'g> {
         best.finish(self)
     }
 
+    /// The constant input of a node that is packed.
+    fn factor(&self, node: &Node) -> Option<Factor> {
+        if !self.sharing.packed {
+            return None;
+        }
+        let types: Vec<_> = inputs_of(node).map(|id| id.and_then(|id| self.types[id].as_ref())).collect();
+        let reading = node.operator.packs(&Known { types: &types, values: &[] })?;
+        let tensor = self.known[node.inputs[reading.input]?].as_ref()?;
+        Some(Factor::new(reading, Arc::clone(tensor)))
+    }
+
     fn scratch(&self, node: &Node) -> usize {
         let types: Vec<_> = inputs_of(node).map(|id| id.and_then(|id| self.types[id].as_ref())).collect();
-        let views: Vec<_> = inputs_of(node).map(|id| Some(self.known[id?].as_ref()?.view())).collect();
+        let views: Vec<_> = inputs_of(node).map(|id| small(self.known[id?].as_ref()?)).collect();
         // Outputs that nobody wants have no type here; operators ask for those they need.
         let made: Vec<_> = node
             .outputs

@@ -8,7 +8,7 @@ use crate::arena::{Arenas, Charge};
 use crate::element::DataType;
 use crate::error::Error;
 use crate::graph::{Node, ValueId};
-use crate::operators::{Call, Known, Operator};
+use crate::operators::{Call, Factor, Known, Operator};
 use crate::plan::{Place, Plan, Step};
 use crate::tensor::{Tensor, Type, View, ViewMut};
 use crate::watch::RunOptions;
@@ -40,6 +40,7 @@ pub(crate) fn run_one(
         outputs: &mut outputs,
         scratch: scratch.view_mut().bytes,
         in_place: None,
+        factor: None,
     })?;
     Ok(tensors)
 }
@@ -98,7 +99,7 @@ impl<'a> Frame<'a> {
     /// Runs all steps. Outputs whose types the plan does not know are returned, by number.
     pub(crate) fn run(mut self, options: &mut RunOptions<'_>) -> Result<Vec<(usize, Tensor)>, Error> {
         let (plan, graph) = (self.plan, &self.plan.graph);
-        options.begin(plan);
+        options.begin(plan)?;
         for (number, step) in plan.steps.iter().enumerate() {
             let node = &graph.nodes[step.node];
             options.step(number, || {
@@ -156,15 +157,28 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Inputs of a node, what its graphs take from outside included.
-    fn inputs_of(&self, node: &Node, but: Option<usize>) -> SmallVec<[Option<View<'_>>; FEW]> {
-        let own = node.inputs.iter().copied().enumerate();
-        let own = own.map(|(index, id)| id.filter(|_| but != Some(index)).and_then(|id| self.view(id)));
+    /// Inputs of a node, what its graphs take from outside included; but the one that is written over, and of the packed one only what
+    /// it is.
+    fn inputs_of(
+        &self,
+        node: &Node,
+        over: Option<usize>,
+        factor: Option<&Factor>,
+    ) -> SmallVec<[Option<View<'_>>; FEW]> {
+        let packed = factor.map(|factor| factor.reading.input);
+        let own = node.inputs.iter().copied().enumerate().map(|(index, id)| {
+            let id = id.filter(|_| over != Some(index))?;
+            if packed != Some(index) {
+                return self.view(id);
+            }
+            let ty = self.plan.types[id].as_ref()?;
+            Some(View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] })
+        });
         own.chain(node.captures.iter().map(|&id| self.view(id))).collect()
     }
 
     fn run_planned(&self, step: &Step, node: &Node) -> Result<(), String> {
-        let inputs = self.inputs_of(node, step.in_place);
+        let inputs = self.inputs_of(node, step.in_place, step.factor.as_ref());
         let mut outputs: SmallVec<[Option<ViewMut<'_>>; FEW]> = SmallVec::new();
         for id in &node.outputs {
             outputs.push(id.map(|id| {
@@ -188,12 +202,13 @@ impl<'a> Frame<'a> {
             (index, self.plan.types[id].as_ref().expect("it has a type").dtype)
         };
         let in_place = step.in_place.map(over);
-        node.operator.run(&mut Call { inputs: &inputs, outputs: &mut outputs, scratch, in_place })
+        let factor = step.factor.as_ref();
+        node.operator.run(&mut Call { inputs: &inputs, outputs: &mut outputs, scratch, in_place, factor })
     }
 
     fn run_on_heap(&mut self, node: &Node) -> Result<(), String> {
         let mut charge = self.charge.take();
-        let inputs = self.inputs_of(node, None);
+        let inputs = self.inputs_of(node, None, None);
         let (tensors, counted) = run_freely(&*node.operator, &inputs, node.outputs.len(), &mut charge)?;
         if tensors.len() < node.outputs.len() {
             return Err(format!("it has {} outputs at most", tensors.len()));

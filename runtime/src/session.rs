@@ -1,10 +1,11 @@
 //! A model that is ready to run: plans by the types of the inputs, and memory for them.
 
-use crate::arena::{Arenas, Charge, Statistics};
+use crate::arena::{Arenas, Around, Charge, Statistics, Taking};
 use crate::binding::Binding;
 use crate::error::Error;
 use crate::graph::{Declared, Dim, Graph};
 use crate::onnx::Model;
+use crate::operators::Threads;
 use crate::options::Options;
 use crate::outputs::Outputs;
 use crate::passes::{Changes, Optimization};
@@ -67,6 +68,8 @@ pub(crate) struct Executor {
     options: Options,
     /// `None` for a graph within a node.
     arenas: Option<Arenas>,
+    /// Those it runs on.
+    threads: Threads,
 }
 
 /// What sessions of one graph have in common, if they plan alike: plans, and arenas unless they have others.
@@ -113,12 +116,23 @@ struct Kept {
 impl Executor {
     pub(crate) fn new(graph: Arc<Graph>, sharing: Sharing) -> Self {
         let options = Options { sharing, ..Options::default() };
-        Self { graph, model: None, options, arenas: None, weights: OnceLock::new(), common: Arc::default() }
+        let threads = Threads::default();
+        Self {
+            graph,
+            model: None,
+            options,
+            arenas: None,
+            threads,
+            weights: OnceLock::new(),
+            common: Arc::default(),
+        }
     }
 
     fn with_options(model: &Model, options: Options) -> Self {
         let graph = Arc::clone(&model.graph);
+        let mut options = options;
         let limited = options.max_mem < u64::MAX;
+        options.sharing.packed &= !limited && !options.arenas.as_ref().is_some_and(Arenas::is_limited);
         let common = Common::of(&graph, &options);
         let arenas = match &options.arenas {
             Some(arenas) => arenas.clone(),
@@ -126,7 +140,8 @@ impl Executor {
             None => common.arenas.clone(),
         };
         let (model, arenas, weights) = (Some(model.clone()), Some(arenas), OnceLock::new());
-        Self { graph, model, options, arenas, weights, common }
+        let threads = Threads::new(options.intra_op_num_threads);
+        Self { graph, model, options, arenas, threads, weights, common }
     }
 
     /// The graph that is run: optimized when it is first asked for.
@@ -137,7 +152,7 @@ impl Executor {
         // Not within the cell: its work is shared among threads, which may come back here meanwhile. The first to be done is kept.
         let made = match &self.model {
             Some(model) => {
-                let (model, changes) = model.clone().optimize(&self.options.optimization);
+                let (model, changes) = self.preparing(|| model.clone().optimize(&self.options.optimization));
                 (model.graph, changes)
             }
             None => (Arc::clone(&self.graph), Changes::default()),
@@ -145,9 +160,17 @@ impl Executor {
         self.common.optimized.get_or_init(|| made)
     }
 
+    /// Does what is done before a run, on as many threads as that may have.
+    fn preparing<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        match self.options.compilation_num_threads {
+            0 => self.threads.run(body),
+            count => Threads::new(count).run(body),
+        }
+    }
+
     /// What it takes memory from.
     pub(crate) fn arenas(&self) -> Arenas {
-        self.arenas.clone().unwrap_or_else(Arenas::current)
+        self.arenas.clone().unwrap_or_else(|| Around::current().arenas)
     }
 
     /// Whether weights are within the limits.
@@ -210,9 +233,11 @@ impl Executor {
             return Ok(Arc::clone(plan));
         }
         drop(kept);
-        let plan =
-            arenas.during(|| Plan::new(&self.optimized().0, &key.types, told, self.options.sharing))?;
-        let plan = Arc::new(plan);
+        let plan = self.preparing(|| {
+            let around = Around { arenas, cancel: None };
+            around.during(|| Plan::new(&self.optimized().0, &key.types, told, self.options.sharing))
+        });
+        let plan = Arc::new(plan?);
         let mut kept = self.kept();
         while kept.plans.len() >= self.options.plans.saturating_mul(Arc::strong_count(&self.common)) {
             let oldest = kept.plans.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
@@ -257,7 +282,7 @@ impl Executor {
     fn run_views<'a>(
         &self,
         plan: &Plan,
-        inputs: &dyn Fn(usize) -> Option<View<'a>>,
+        inputs: &(dyn Fn(usize) -> Option<View<'a>> + Sync),
         outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
     ) -> Result<(), Error> {
@@ -269,21 +294,8 @@ impl Executor {
             return Err(Error::Memory { bytes: total, why });
         }
         outputs.make(types)?;
-        let arenas = self.arenas();
-        let mut arena = arenas.arena(plan.figures.arena_bytes as usize, self.options.extend)?;
-        // Views of a shorter life.
-        let inputs = |index: usize| inputs(index);
-        let free = {
-            let mut places: SmallVec<[&mut [u8]; FEW]> = outputs
-                .tensors
-                .iter_mut()
-                .map(|output| output.as_mut().map_or(&mut [][..], |tensor| tensor.view_mut().bytes))
-                .collect();
-            let frame = Frame::new(plan, &inputs, arena.memory(), &mut places, &arenas);
-            arenas.during(|| frame.run(options))
-        };
-        arenas.give_back(arena, self.options.keep_arenas);
-        for (index, tensor) in free? {
+        let free = self.threads.run(|| self.run_frame(plan, inputs, outputs, options))?;
+        for (index, tensor) in free {
             outputs.put_made(index, tensor)?;
         }
         match outputs.tensors.iter().position(Option::is_none) {
@@ -293,6 +305,33 @@ impl Executor {
             }
             None => Ok(()),
         }
+    }
+
+    /// Runs a plan in an arena; what was made beside it is returned, by the number of the output.
+    fn run_frame<'a>(
+        &self,
+        plan: &Plan,
+        inputs: &(dyn Fn(usize) -> Option<View<'a>> + Sync),
+        outputs: &mut Outputs,
+        options: &mut RunOptions<'_>,
+    ) -> Result<Vec<(usize, Tensor)>, Error> {
+        let arenas = self.arenas();
+        let taking = Taking {
+            extend: self.options.extend,
+            huge_pages: self.options.huge_pages,
+            keep: self.options.keep_arenas,
+        };
+        let mut arena = arenas.arena(plan.figures.arena_bytes as usize, taking)?;
+        // Views of a shorter life.
+        let inputs = |index: usize| inputs(index);
+        let mut places: SmallVec<[&mut [u8]; FEW]> = outputs
+            .tensors
+            .iter_mut()
+            .map(|output| output.as_mut().map_or(&mut [][..], |tensor| tensor.view_mut().bytes))
+            .collect();
+        let frame = Frame::new(plan, &inputs, arena.memory(), &mut places, &arenas);
+        let around = Around { arenas: arenas.clone(), cancel: options.cancelled_by().cloned() };
+        around.during(|| frame.run(options))
     }
 }
 

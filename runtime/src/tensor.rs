@@ -260,6 +260,11 @@ impl Tensor {
         }
     }
 
+    /// Whether nothing has to be copied for a view of it.
+    pub(crate) fn is_read(&self) -> bool {
+        !matches!(&self.memory, Memory::Copied(copied) if !copied.is_there())
+    }
+
     /// Bytes of memory that it takes now, those of a file not counted.
     pub fn own_bytes(&self) -> usize {
         match &self.memory {

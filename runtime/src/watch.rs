@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Ends runs from another thread, before the next node of theirs. A node that runs graphs of its own (Loop, Scan, If) is one node.
+/// Ends runs from another thread, before the next node of theirs; within nodes that run graphs of their own (Loop, Scan, If), before
+/// the next node of these.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
@@ -125,10 +126,24 @@ impl<'a> RunOptions<'a> {
         self.shrinks
     }
 
-    pub(crate) fn begin(&mut self, plan: &Plan) {
+    /// What ends it.
+    pub(crate) fn cancelled_by(&self) -> Option<&'a Cancel> {
+        self.cancel
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancel.is_some_and(Cancel::is_cancelled)
+    }
+
+    pub(crate) fn begin(&mut self, plan: &Plan) -> Result<(), Error> {
+        // A graph without nodes may be run again and again.
+        if self.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
         if let Some(profile) = &mut self.profile {
             profile.begin(plan);
         }
+        Ok(())
     }
 
     /// All steps are done.
@@ -144,13 +159,18 @@ impl<'a> RunOptions<'a> {
         number: usize,
         step: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        if self.cancel.is_some_and(Cancel::is_cancelled) {
+        if self.is_cancelled() {
             return Err(Error::Cancelled);
         }
-        let Some(profile) = &mut self.profile else { return step() };
-        let began = Instant::now();
-        step()?;
-        profile.nodes[number].time += began.elapsed();
-        Ok(())
+        let began = self.profile.is_some().then(Instant::now);
+        let done = step();
+        // What a graph within the node was ended by comes out as an error of the node.
+        if done.is_err() && self.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        if let (Some(profile), Some(began)) = (&mut self.profile, began) {
+            profile.nodes[number].time += began.elapsed();
+        }
+        done
     }
 }

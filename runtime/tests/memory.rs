@@ -308,6 +308,118 @@ fn a_cancelled_run_is_an_error_and_the_next_one_is_not() {
 }
 
 #[test]
+fn a_loop_without_an_end_is_cancelled_from_another_thread() {
+    for nodes in [vec![], vec![node("Add", &["state", "state"], &["next"])]] {
+        let next = if nodes.is_empty() { "state" } else { "next" };
+        let values = [value(11, "i", 7, &[]), value(11, "go", 9, &[]), open_value(11, "state", 1, 1)];
+        let outputs = [value(12, "go", 9, &[]), open_value(12, next, 1, 1)];
+        let body = graph(values.into_iter().chain(nodes).chain(outputs));
+        let graph = graph([
+            open_value(11, "x", 1, 1),
+            tensor(5, "yes", 9, &[]).bytes(9, &[1]),
+            node("Loop", &["", "yes", "x"], &["y"]).message(5, &attribute("body", 5).message(6, &body)),
+            open_value(12, "y", 1, 1),
+        ]);
+        let session = Session::new(&Model::from_bytes(model(&graph)).expect("a model"));
+        let (cancel, x) = (Cancel::new(), floats(1000));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                cancel.cancel();
+            });
+            let done = session.run_with(&[("x", x.view())], RunOptions::new().cancel(&cancel));
+            assert!(matches!(done, Err(Error::Cancelled)), "{:?}", done.map(drop));
+        });
+        assert_eq!(session.statistics().in_use, 0);
+    }
+}
+
+/// Threads of this process that sessions have made for themselves.
+fn own_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("the kernel tells");
+    let name = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.ok()?.path().join("comm")).ok()
+    };
+    tasks.filter_map(name).filter(|name| name.starts_with("stepalloc-")).count()
+}
+
+#[test]
+fn a_session_has_the_threads_it_is_told_from_its_first_run_to_its_end() {
+    let options = Options::new().intra_op_num_threads(2).compilation_num_threads(3);
+    let session = Session::with_options(&small(), options);
+    assert_eq!(own_threads(), 0);
+    assert_eq!(run(&session, 1000).expect("it runs")[..3], [2.0, 3.0, 4.0]);
+    let wait_for = |count: usize| {
+        // Threads end some time after they were told to.
+        let began = std::time::Instant::now();
+        while own_threads() != count && began.elapsed().as_secs() < 10 {
+            std::thread::yield_now();
+        }
+        assert_eq!(own_threads(), count);
+    };
+    wait_for(2);
+    drop(session);
+    wait_for(0);
+}
+
+/// y = x w, where w has 256 rows and 1024 columns, a megabyte; in a file, `shift` bytes from where it would else be.
+fn product(shift: usize) -> tempfile::NamedTempFile {
+    let weight: Vec<u8> = (0..256 * 1024).flat_map(|at| ((at % 13) as f32 - 6.0).to_le_bytes()).collect();
+    let graph = graph([
+        open_value(11, "x", 1, 2),
+        tensor(5, &"w".repeat(1 + shift), 1, &[256, 1024]).bytes(9, &weight),
+        node("MatMul", &["x", &"w".repeat(1 + shift)], &["y"]),
+        open_value(12, "y", 1, 2),
+    ]);
+    let mut file = tempfile::NamedTempFile::new().expect("a file");
+    file.write_all(&model(&graph)).expect("it is written");
+    file
+}
+
+/// Bytes of a mapped file that are in memory.
+fn resident(file: &tempfile::NamedTempFile) -> u64 {
+    let (path, mut within, mut bytes) = (file.path().to_str().expect("text"), false, 0);
+    for line in std::fs::read_to_string("/proc/self/smaps").expect("the kernel tells").lines() {
+        if let Some(size) = line.strip_prefix("Rss:").filter(|_| within) {
+            let kibibytes: u64 = size.trim().trim_end_matches(" kB").parse().expect("a number");
+            bytes += kibibytes << 10;
+        } else if line.split(' ').next().is_some_and(|range| range.contains('-')) {
+            within = line.ends_with(path);
+        }
+    }
+    bytes
+}
+
+#[test]
+fn packed_factors_take_the_place_of_the_file_s_pages() {
+    let elements: Vec<_> = (0..4 * 256).map(|at| (at % 5) as f32).collect();
+    let x = Tensor::from_elements([4, 256], &elements).expect("as many as the shape says");
+    // One of these shifts, at least, has the weight where it is used in place, and one where it is not.
+    for shift in 0..4 {
+        let file = product(shift);
+        let model = Model::open(file.path()).expect("a model");
+        let product = |options: Options| {
+            let session = Session::with_options(&model, options);
+            let outputs = session.run(&[("x", x.view())]).expect("it runs");
+            let elements = outputs[0].1.view().elements::<f32>().to_vec();
+            (elements, resident(&file))
+        };
+        let (packed, resident) = product(Options::new());
+        assert!(resident <= 256 << 10, "{resident} bytes of the file are in memory");
+        let (plain, _) = product(Options::new().prepacking(false));
+        let (limited, _) = product(Options::new().max_mem(64 << 20));
+        assert_eq!(packed, plain);
+        assert_eq!(packed, limited);
+        assert!(
+            (packed[3]
+                - (0..256).map(|k| (k % 5) as f32 * (((k * 1024 + 3) % 13) as f32 - 6.0)).sum::<f32>())
+            .abs()
+                < 1e-2
+        );
+    }
+}
+
+#[test]
 fn a_profile_adds_up_what_nodes_take() {
     let options = Options::new().optimization(&Optimization::new(Level::Disable));
     let session = Session::with_options(&small(), options);

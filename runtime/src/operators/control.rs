@@ -6,6 +6,7 @@
 //! attributes' names.
 
 use super::{Call, Definition, Known, Made, Operator, Unclear, axis, typed};
+use crate::arena::Around;
 use crate::element::{Bool, DataType};
 use crate::graph::{Declared, Dim, Graph};
 use crate::plan::Sharing;
@@ -83,8 +84,13 @@ impl Body {
     ) -> Result<Vec<Tensor>, String> {
         let mut views: Vec<_> = own.into_iter().map(Some).collect();
         views.extend_from_slice(all.get(self.captures.clone()).ok_or("it lacks what its graph takes")?);
-        let made = self.executor.run(&views, &mut RunOptions::new()).map_err(|error| error.to_string())?;
-        Ok(made)
+        let around = Around::current();
+        let options = RunOptions::new();
+        let mut options = match &around.cancel {
+            Some(cancel) => options.cancel(cancel),
+            None => options,
+        };
+        self.executor.run(&views, &mut options).map_err(|error| error.to_string())
     }
 
     /// Types of what comes out, as far as those of `own` inputs tell them; of a node whose inputs are `all`.

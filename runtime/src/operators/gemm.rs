@@ -9,7 +9,7 @@ use super::vector_matrix::vector_matrix;
 use crate::element::{DataType, Number};
 use bytemuck::Pod;
 pub(super) use rten_gemm::BiasVector;
-use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmOptions};
+use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmOptions, PackedBMatrix};
 use rten_simd::{Isa, SimdOp};
 use rten_tensor::NdTensorView;
 use std::ops::Range;
@@ -100,6 +100,25 @@ pub(super) fn gemm_f32(
     let options = GemmOptions { alpha, beta, bias, ..GemmOptions::default() };
     let (a, b) = (GemmInputA::Unpacked(view(a)?), GemmInputB::Unpacked(view(b)?));
     EXECUTOR.with(|executor| executor.gemm(out, a, b, options)).map_err(|error| error.to_string())
+}
+
+/// [`gemm_f32`] with a factor that was [`packed`].
+pub(super) fn gemm_packed(
+    out: &mut [f32],
+    a: Matrix<'_, f32>,
+    b: &PackedBMatrix<f32>,
+    (alpha, beta): (f32, f32),
+    bias: Option<BiasVector<'_, f32>>,
+) -> Result<(), String> {
+    let options = GemmOptions { alpha, beta, bias, ..GemmOptions::default() };
+    let (a, b) = (GemmInputA::Unpacked(view(a)?), GemmInputB::Packed(b));
+    EXECUTOR.with(|executor| executor.gemm(out, a, b, options)).map_err(|error| error.to_string())
+}
+
+/// A right factor in the order in which the kernel reads it; at most 64 columns larger than it is.
+pub(super) fn packed(b: Matrix<'_, f32>) -> Result<PackedBMatrix<f32>, String> {
+    let b = view(b)?;
+    Ok(EXECUTOR.with(|executor| executor.prepack_b(b)))
 }
 
 /// `out = a b`, or `out += a b`, in the elements' own type; `out` is row by row.

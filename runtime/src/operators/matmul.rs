@@ -2,8 +2,10 @@
 
 use super::broadcast::{Walk, broadcast};
 use super::elementwise::no;
-use super::gemm::{BiasVector, Matrix, PARALLEL, Panels, gemm_f32, load_halves, product, product_of};
-use super::{Call, Definition, Known, Made, Operator, Unclear, threads, typed};
+use super::gemm::{
+    BiasVector, Matrix, PARALLEL, Panels, gemm_f32, gemm_packed, load_halves, product, product_of,
+};
+use super::{Call, Definition, Known, Made, Operator, Reading, Unclear, threads, typed};
 use crate::element::{DataType, Number, by_type, by_width};
 use crate::tensor::{Type, View, ViewMut};
 use smallvec::SmallVec;
@@ -189,6 +191,15 @@ impl Operator for MatMul {
         }
     }
 
+    fn packs(&self, inputs: &Known<'_>) -> Option<Reading> {
+        let (a, b) = (inputs.opt(0)?, inputs.opt(1)?);
+        let batches = Batches::turned(&a.shape, &b.shape, self.transposed).ok()?;
+        let transposed = self.transposed[1] && b.rank() > 1;
+        (batches.len() == 1)
+            .then(|| worth_packing(a.dtype, [batches.m, batches.n, batches.k], transposed))
+            .flatten()
+    }
+
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let (a, b, out) = (call.input(0)?, call.input(1)?, call.output(0)?);
         let batches = Batches::turned(a.shape, b.shape, self.transposed)?;
@@ -196,6 +207,16 @@ impl Operator for MatMul {
             return Ok(());
         }
         let scratch = call.scratch();
+        if let Some(factor) = call.factor {
+            let Batches { m, k, .. } = batches;
+            return gemm_packed(
+                out.elements(),
+                self.matrix(0, a.elements(), m, k),
+                factor.packed()?,
+                (1.0, 0.0),
+                None,
+            );
+        }
         if !is_half(out.dtype) {
             return self.multiply(&batches, out, a.bytes, b.bytes);
         }
@@ -214,6 +235,13 @@ impl Operator for MatMul {
             Ok(())
         }, Err(no(out.dtype)))
     }
+}
+
+/// How input 1 is read, where a product of so many rows, columns, and so deep is one for which it is worth packing: a vector is
+/// multiplied without, and of few columns most of a panel would be empty.
+fn worth_packing(dtype: DataType, [m, n, k]: [usize; 3], transposed: bool) -> Option<Reading> {
+    let is_worth = dtype == DataType::F32 && m > 1 && n >= 32 && n.saturating_mul(k) >= 1024;
+    is_worth.then_some(Reading { input: 1, rows: k, cols: n, transposed })
 }
 
 fn is_half(dtype: DataType) -> bool {
@@ -275,6 +303,11 @@ impl Operator for Gemm {
         }
     }
 
+    fn packs(&self, inputs: &Known<'_>) -> Option<Reading> {
+        let (a, b) = (inputs.opt(0)?, inputs.opt(1)?);
+        worth_packing(a.dtype, self.sizes(&a.shape, &b.shape).ok()?, self.transposed[1])
+    }
+
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let (a, b, c) = (call.input(0)?, call.input(1)?, call.opt(2));
         let out = call.output(0)?;
@@ -304,7 +337,14 @@ impl Operator for Gemm {
             DataType::F32 => {
                 let beta = if c.is_some() && row.is_none() { beta } else { 0.0 };
                 let row = row.map(|row| BiasVector::Row(row.elements()));
-                gemm_f32(out.elements(), self.matrix(0, a), self.matrix(1, b), (alpha, beta), row)
+                match call.factor {
+                    Some(factor) => {
+                        gemm_packed(out.elements(), self.matrix(0, a), factor.packed()?, (alpha, beta), row)
+                    }
+                    None => {
+                        gemm_f32(out.elements(), self.matrix(0, a), self.matrix(1, b), (alpha, beta), row)
+                    }
+                }
             }
             DataType::F16 | DataType::BF16 => by_type!(dtype, [F16, BF16], T => {
                 let out = out.elements::<T>();

@@ -10,6 +10,10 @@ use crate::tensor::{Tensor, Type, View, ViewMut};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
+pub(crate) use factor::Factor;
+pub use factor::Reading;
+pub(crate) use threads::Threads;
+
 mod activation;
 mod attention;
 mod batchnorm;
@@ -30,6 +34,7 @@ mod dots;
 mod einsum;
 mod elementwise;
 mod extremes;
+mod factor;
 mod fills;
 mod flex_attention;
 mod fourier;
@@ -214,6 +219,12 @@ pub trait Operator: Send + Sync {
         0
     }
 
+    /// How it reads an input of these types that is worth packing once where it is constant; the call has it as
+    /// [`Call::factor`] then, and no elements of the input.
+    fn packs(&self, _inputs: &Known<'_>) -> Option<Reading> {
+        None
+    }
+
     /// Whether the same inputs always give the same outputs.
     fn is_pure(&self) -> bool {
         true
@@ -315,6 +326,8 @@ pub struct Call<'c, 'a> {
     pub(crate) scratch: &'a mut [u8],
     /// The input over which output 0 is written: its elements are there.
     pub(crate) in_place: Option<(usize, DataType)>,
+    /// The constant input that was packed.
+    pub(crate) factor: Option<&'a Factor>,
 }
 
 impl<'a> Call<'_, 'a> {

@@ -100,7 +100,13 @@ impl Operator for Quantized {
             widen(from, scale, zero, to);
             inputs[weight] = Some(View { dtype: DataType::F32, shape, bytes: bytemuck::cast_slice(to) });
         }
-        self.layer.run(&mut Call { inputs: &inputs, outputs: call.outputs, scratch: space.0, in_place: None })
+        self.layer.run(&mut Call {
+            inputs: &inputs,
+            outputs: call.outputs,
+            scratch: space.0,
+            in_place: None,
+            factor: None,
+        })
     }
 }
 

@@ -7,7 +7,36 @@
 
 use bytemuck::Pod;
 use rayon::prelude::*;
-use std::sync::Mutex;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::sync::{Mutex, OnceLock};
+
+/// Threads that work is shared among: those of rayon that the caller is on, or some of its own, made when they are first needed.
+#[derive(Default)]
+pub(crate) struct Threads {
+    /// 0 for the caller's.
+    count: usize,
+    pool: OnceLock<Option<ThreadPool>>,
+}
+
+impl Threads {
+    /// So many of its own; 0 for the caller's.
+    pub(crate) fn new(count: usize) -> Self {
+        Self { count, pool: OnceLock::new() }
+    }
+
+    /// Does it on these threads, or on the caller's where the system has none for them.
+    pub(crate) fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        if self.count == 0 {
+            return body();
+        }
+        let named = |number: usize| format!("stepalloc-{number}");
+        let make = || ThreadPoolBuilder::new().num_threads(self.count).thread_name(named).build().ok();
+        match self.pool.get_or_init(make) {
+            Some(pool) => pool.install(body),
+            None => body(),
+        }
+    }
+}
 
 /// Cores that share work.
 pub(crate) fn count() -> usize {

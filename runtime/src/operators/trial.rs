@@ -141,6 +141,7 @@ impl<'a> Trial<'a> {
             outputs: &mut outputs,
             scratch: bytemuck::cast_slice_mut(&mut scratch),
             in_place,
+            factor: None,
         })?;
         Ok(tensors)
     }

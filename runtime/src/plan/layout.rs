@@ -49,6 +49,7 @@ impl Drafting<'_> {
                     node: index,
                     in_place: None,
                     scratch: (0, 0),
+                    factor: None,
                     on_heap: true,
                     drops: Vec::new(),
                 });
@@ -123,6 +124,7 @@ impl Drafting<'_> {
                 node: index,
                 in_place,
                 scratch: (0, scratch),
+                factor: self.factor(node),
                 on_heap: false,
                 drops: Vec::new(),
             });
