@@ -63,6 +63,9 @@ pub(super) struct Arguments {
     /// Cores to use; all by default
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     threads: usize,
+    /// Cores to use before the first run, to optimize and plan; as many as for runs by default
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    compilation_threads: usize,
     /// The most memory for intermediate values, outputs and copied weights, as 2GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     max_mem: Option<u64>,
@@ -81,6 +84,12 @@ pub(super) struct Arguments {
     /// Give every intermediate value memory of its own
     #[arg(long)]
     no_plan: bool,
+    /// Pack constant factors of matrix products in every run, instead of once
+    #[arg(long)]
+    no_prepacking: bool,
+    /// Ask the system for huge pages where the arena is large enough
+    #[arg(long)]
+    huge_pages: bool,
     /// Tell the time and memory of each node, the slowest first; in the JSON, in the order in which they ran
     #[arg(long)]
     profile: bool,
@@ -232,7 +241,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
 
 impl Arguments {
     fn options(&self) -> Result<Options, String> {
-        let options = Options::new().memory_pattern(!self.no_plan).optimization(&self.passes.optimization()?);
+        let options = Options::new()
+            .memory_pattern(!self.no_plan)
+            .prepacking(!self.no_prepacking)
+            .huge_pages(self.huge_pages)
+            .compilation_num_threads(self.compilation_threads)
+            .optimization(&self.passes.optimization()?);
         Ok(self.max_mem.map_or(options.clone(), |bytes| options.max_mem(bytes)))
     }
 }
