@@ -6,6 +6,9 @@
 //! type depends on elements that are only known when the model runs, its node and what follows from it take memory as they go.
 
 mod layout;
+mod planned;
+
+pub use planned::{PlannedBlock, PlannedRun, PlannedStep, PlannedValue};
 
 use crate::element::DataType;
 use crate::error::Error;
@@ -137,6 +140,26 @@ impl Plan {
             let inlined = inline(&graph, &decided)?;
             graph = Arc::new(inlined);
         }
+    }
+
+    /// What it says of a run, given what it was made for. How long values are needed is not kept, since runs do without: its order is
+    /// laid out again, and places are the plan's own.
+    pub(crate) fn planned_run(
+        &self,
+        inputs: &[Option<Type>],
+        told: &[Option<Arc<Tensor>>],
+        sharing: Sharing,
+    ) -> Result<PlannedRun, Error> {
+        let mut draft = Drafting::new(&self.graph, inputs, told, sharing);
+        for (index, node) in self.graph.nodes.iter().enumerate() {
+            draft.learn(index, node)?;
+        }
+        let file = draft.needed();
+        let others = draft.other_orders(&file);
+        let mut layouts = std::iter::once(file).chain(others).map(|order| draft.lay_out(order));
+        let layout = layouts.find(|layout| layout.is_of(self));
+        let layout = layout.ok_or_else(|| Error::model("the order of its plan is not found again"))?;
+        Ok(layout.planned_run(self))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::operators::Threads;
 use crate::options::Options;
 use crate::outputs::Outputs;
 use crate::passes::{Changes, Optimization};
-use crate::plan::{Figures, Plan, Sharing};
+use crate::plan::{Figures, Plan, PlannedRun, Sharing};
 use crate::run::Frame;
 use crate::tensor::{Tensor, Type, View};
 use crate::watch::RunOptions;
@@ -202,8 +202,7 @@ impl Executor {
 
     /// The plan for these inputs: for what some of them are, where types alone leave nodes out.
     pub(crate) fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Chosen, Error> {
-        let ty = |view: &View<'_>| Type { dtype: view.dtype, shape: view.shape.to_vec() };
-        let types: Vec<_> = inputs.iter().map(|view| view.as_ref().map(ty)).collect();
+        let types = types_of(inputs);
         let plan = self.plan(&types)?;
         let tells = |view: &View<'_>| !view.dtype.is_float() && view.len() <= TELLING;
         if plan.figures.unplanned_nodes == 0
@@ -220,6 +219,15 @@ impl Executor {
         let plan = self.plan_told(Key { types, told: told.iter().map(bytes).collect() }, &told)?;
         let told = told.into_iter().enumerate().filter_map(|(index, told)| Some((index, told?))).collect();
         Ok(Chosen { plan, told })
+    }
+
+    /// What the plan for these inputs says of a run.
+    fn planned_run(&self, inputs: &[Option<View<'_>>]) -> Result<PlannedRun, Error> {
+        let chosen = self.choose(inputs)?;
+        let mut told = vec![None; inputs.len()];
+        chosen.told.into_iter().for_each(|(index, tensor)| told[index] = Some(tensor));
+        let (types, sharing) = (types_of(inputs), self.options.sharing);
+        self.arenas().during(|| chosen.plan.planned_run(&types, &told, sharing))
     }
 
     fn plan_told(&self, key: Key, told: &[Option<Arc<Tensor>>]) -> Result<Arc<Plan>, Error> {
@@ -362,6 +370,19 @@ impl Session {
 
     /// How good the plan for these inputs is, in the order of the graph's inputs; `None` for those with a default.
     pub fn figures(&self, inputs: &[Option<View<'_>>]) -> Result<Figures, Error> {
+        self.check_given(inputs)?;
+        Ok(self.executor.choose(inputs)?.plan.figures)
+    }
+
+    /// What runs when on these inputs, and what lies where in the arena meanwhile, by the plan of [`Session::figures`]. It is put
+    /// together anew each time: plans do not keep it.
+    pub fn planned_run(&self, inputs: &[Option<View<'_>>]) -> Result<PlannedRun, Error> {
+        self.check_given(inputs)?;
+        self.executor.planned_run(inputs)
+    }
+
+    /// Whether all inputs, in the order of the graph's, are as the model declares them.
+    fn check_given(&self, inputs: &[Option<View<'_>>]) -> Result<(), Error> {
         let (given, wanted) = (inputs.len(), self.graph().inputs.len());
         if given != wanted {
             return Err(Error::Argument(format!("there are {wanted} inputs, and {given} are given")));
@@ -371,8 +392,7 @@ impl Session {
         {
             self.check(number, view)?;
         }
-        self.check_all(inputs)?;
-        Ok(self.executor.choose(inputs)?.plan.figures)
+        self.check_all(inputs)
     }
 
     /// Bytes that a run on these inputs counts towards [`Options::max_mem`], as the plan tells: without those of nodes that cannot be
@@ -461,6 +481,11 @@ impl Session {
         let outputs = outputs?;
         Ok(graph.outputs.iter().map(|&id| name(id).to_owned()).zip(outputs).collect())
     }
+}
+
+fn types_of(inputs: &[Option<View<'_>>]) -> Vec<Option<Type>> {
+    let ty = |view: &View<'_>| Type { dtype: view.dtype, shape: view.shape.to_vec() };
+    inputs.iter().map(|view| view.as_ref().map(ty)).collect()
 }
 
 /// Whether an input is as the model declares it.

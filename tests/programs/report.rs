@@ -1,7 +1,8 @@
-//! Reports: of traces, plans and buffers, looked at in a browser; and of runs, however the program ends.
+//! Reports: of traces, plans, buffers and models, looked at in a browser; and of runs, however the program ends.
 
 use crate::process::{self, Ended};
-use crate::{compiled, pytorch::PYTHON};
+use crate::{compiled, model, pytorch::PYTHON};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,22 @@ pub fn data(page: &Path) -> Value {
     let begin = page.find("id=\"data\">").expect("data") + "id=\"data\">".len();
     let end = begin + page[begin..].find("</script>").expect("their end");
     serde_json::from_str(&page[begin..end]).expect("JSON")
+}
+
+/// A column of a plan's blocks, as the page reads it.
+fn column(plan: &Value, name: &str) -> Vec<u64> {
+    let text = plan["blocks"]["columns"][name].as_str().unwrap_or_else(|| panic!("no column {name}"));
+    let (mut numbers, mut number, mut shift, mut before) = (Vec::new(), 0u64, 0, 0i64);
+    for byte in BASE64_STANDARD.decode(text).expect("base64") {
+        number |= u64::from(byte & 0x7f) << shift;
+        shift += 7;
+        if byte < 0x80 {
+            before += (number >> 1).cast_signed() ^ -(number & 1).cast_signed();
+            numbers.push(before.cast_unsigned());
+            (number, shift) = (0, 0);
+        }
+    }
+    numbers
 }
 
 /// Looks at a page in a browser; `None` where there is none.
@@ -232,6 +249,91 @@ fn plans_that_were_kept_are_shown() {
     let data = data(&page);
     assert_eq!(data["plans"][0]["blocks"]["count"], 10);
     assert!(is_tight(&data["plans"][0]), "{}", data["plans"][0]);
+}
+
+/// `stepalloc model infer` of a model among ONNX's tests; its figures and its page's data.
+fn inferred(model: &Path, page: &Path, options: &[&str]) -> (Value, Value) {
+    let arguments = ["infer", text(model), "--runs", "2", "--report", text(page), "--json", "-"];
+    let ended = model::model(arguments.iter().chain(options).copied()).with_status(0);
+    (serde_json::from_str(ended.out()).expect("JSON"), data(page))
+}
+
+#[test]
+fn a_models_plan_is_shown_as_its_figures_say() {
+    let Some(exported) = model::exported() else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let page = directory.path().join("page.html");
+    for name in ["light/light_squeezenet", "light/light_inception_v1", "node/test_lstm_with_peepholes"] {
+        for options in [&["--no-plan"][..], &[]] {
+            let (figures, data) = inferred(&exported.path(name).join("model.onnx"), &page, options);
+            let plan = &data["plans"][0];
+            assert_eq!(plan["height"], figures["arena_bytes"], "{name}");
+            assert_eq!(plan["lower_bound"], figures["lower_bound_bytes"], "{name}");
+            assert_eq!((&plan["unit"], &plan["overlaps"]["total"]), (&"step".into(), &0.into()), "{name}");
+            assert!(figures["planned_tensors"].as_u64() > Some(0), "{figures:#}");
+            let [lower, length, offset, size, kind] =
+                ["lower", "length", "offset", "size", "kind"].map(|name| column(plan, name));
+            let top = offset.iter().zip(&size).map(|(offset, size)| offset + size).max();
+            assert_eq!(top, figures["arena_bytes"].as_u64(), "{name}");
+            let last = lower.iter().zip(&length).map(|(lower, length)| lower + length).max();
+            assert!(last <= plan["events"].as_u64(), "{name}");
+            let alive = |step: u64| -> u64 {
+                let those = (0..size.len())
+                    .filter(|&block| (lower[block]..lower[block] + length[block]).contains(&step));
+                those.map(|block| size[block]).sum()
+            };
+            assert_eq!(
+                last.map(|last| (0..last).map(alive).max()),
+                Some(figures["lower_bound_bytes"].as_u64())
+            );
+            let kinds = data["kinds"].as_array().map_or(0, Vec::len) as u64;
+            assert!(kind.iter().all(|&kind| kind < kinds), "{}", data["kinds"]);
+            for words in ["labels", "holds"] {
+                assert_eq!(plan["blocks"][words].as_array().map(Vec::len), Some(size.len()), "{name}");
+            }
+        }
+        looked_at(&page, &[]);
+    }
+}
+
+#[test]
+fn what_of_a_model_is_not_planned_is_said() {
+    let Some(exported) = model::exported() else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let page = directory.path().join("page.html");
+    let notices = |name: &str| {
+        let (figures, data) = inferred(&exported.path(name).join("model.onnx"), &page, &[]);
+        assert_eq!((&figures["arena_bytes"], &data["plans"]), (&0.into(), &Value::Array(Vec::new())));
+        looked_at(&page, &[]);
+        data["notices"].to_string()
+    };
+    let (empty, unplanned) =
+        ("No value of this run lies in an arena", "elements or they run graphs of their own: 1 of 1, ");
+    let told = notices("node/test_unique_not_sorted_without_axis");
+    assert!(told.contains(empty) && told.contains(unplanned) && told.contains("(Unique)"), "{told}");
+    let told = notices("node/test_add");
+    assert!(told.contains(empty) && !told.contains(unplanned), "{told}");
+}
+
+#[test]
+fn a_models_page_that_cannot_be_written_is_an_error_before_anything_runs() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let net = directory.path().join("net.onnx");
+    std::fs::write(&net, "no model").expect("written");
+    let both = directory.path().join("both");
+    for (options, said) in [
+        (&["--report", "/no/such/p.html"][..], "/no/such/p.html: cannot be written"),
+        (&["--report", text(directory.path())], "cannot be written"),
+        (&["--report", text(&net)], "would be lost"),
+        (&["--report", text(&both), "--json", text(&both)], "the same place"),
+        (&["--report", "-", "--json", "-"], "the same place"),
+        (&["--report", text(&both)], "no ONNX model"),
+    ] {
+        let ended = model::model(["infer", text(&net)].iter().chain(options).copied()).with_status(2);
+        assert!(ended.out().is_empty() && ended.err().contains(said), "{options:?}: {}", ended.err());
+        assert!(!both.exists(), "{options:?}");
+    }
+    assert_eq!(std::fs::read_to_string(&net).expect("read"), "no model");
 }
 
 #[test]

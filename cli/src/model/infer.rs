@@ -5,9 +5,10 @@ use super::inputs::{self, Given};
 use super::passes;
 use super::profile;
 use super::reload;
+use super::report::{self, About};
 use crate::counting;
 use crate::os::{Resident, Usage, forget_peak, mapped_of};
-use crate::output::Output;
+use crate::output::{self, Output, OutputError};
 use crate::size;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,7 @@ each node name, op, ms a run, output_bytes, scratch_bytes, in_place).
 what it takes of --max-mem by its plan. It is then run within --max-mem.
 --sessions: the model is opened for each, and each runs once; session_bytes is what all but the first added to VmRSS.
 --also: also_bytes is what these runs added to VmHWM, also_alive_bytes the most that is alive in any of them.
+--report: time is the nodes that run; a block is a tensor with those in its place, or scratch memory. The page needs no network.
 --reload: reload_bytes has VmRSS after each turn; the exit status is 1 if it grew: blocks of 5 turns, after 30, 10 % above the
 first such block.
 
@@ -45,6 +47,7 @@ Examples:
   stepalloc model infer net.onnx --shape x=1x3x224x224 --runs 20
   stepalloc model infer net.onnx --input x=photo.npy --save-outputs out --json -
   stepalloc model infer net.onnx --shape x=1x3x224x224 --max-mem 2GiB --find-batch
+  stepalloc model infer net.onnx --report net.html          the plan as a picture
   stepalloc model infer net.onnx --threads 1                on one thread"
 )]
 pub(super) struct Arguments {
@@ -93,6 +96,9 @@ pub(super) struct Arguments {
     /// Tell the time and memory of each node, the slowest first; in the JSON, in the order in which they ran
     #[arg(long)]
     profile: bool,
+    /// Write a page that shows the plan; - is standard output
+    #[arg(long, value_name = "F.html")]
+    report: Option<PathBuf>,
     #[command(flatten)]
     passes: passes::Passes,
     /// Write the optimized model as ONNX
@@ -107,7 +113,10 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
-    let json = arguments.json.as_deref().map(Output::open).transpose().map_err(|error| error.to_string())?;
+    arguments.check_report()?;
+    let open = |path: &Option<PathBuf>| path.as_deref().map(Output::open).transpose();
+    let told = |error: OutputError| error.to_string();
+    let (json, page) = (open(&arguments.json).map_err(told)?, open(&arguments.report).map_err(told)?);
     let optimization = arguments.passes.optimization()?;
     // This thread is one of those that share the work: handing it over to them would take time, and memory now and then.
     let threads = rayon::ThreadPoolBuilder::new().num_threads(arguments.threads).use_current_thread();
@@ -161,6 +170,19 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         inputs::save(directory, names.zip(binding.outputs().flatten()))?;
     }
     let nodes = profiled(arguments, &mut binding)?;
+    let html = page.is_some().then(|| {
+        let about = About {
+            model: &arguments.model,
+            output_bytes: binding.outputs().flatten().map(|output| output.ty().bytes() as u64).sum(),
+            weight_bytes: loaded.weights,
+            copied_bytes: loaded.copied,
+            run_ms,
+            shares: !arguments.no_plan,
+        };
+        let tensors = inputs::tensors(session.graph(), &given)?;
+        report::page(&session, &tensors, &about).map_err(|error| error.to_string())
+    });
+    let html = html.transpose()?;
     let (nodes_before, nodes_after) = (session.changes().nodes_before, session.changes().nodes_after);
     // As long as anybody has the graph, the model is the same.
     drop(binding);
@@ -204,9 +226,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     if let Some(profile) = &nodes {
         text["profile"] = profile::json(profile);
     }
+    if let Some((page, html)) = page.zip(html) {
+        page.write(html.as_bytes()).map_err(told)?;
+    }
     if let Some(json) = json {
         json.write(format!("{text:#}\n").as_bytes()).map_err(|error| error.to_string())?;
-    } else {
+    } else if !arguments.report.as_deref().is_some_and(output::is_standard) {
         if let Some(found) = &found {
             println!("{found}");
         }
@@ -240,6 +265,21 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
 }
 
 impl Arguments {
+    /// Whether the page has a file to itself.
+    fn check_report(&self) -> Result<(), String> {
+        let Some(report) = &self.report else { return Ok(()) };
+        let is_json = |json: &PathBuf| {
+            output::is_standard(report) && output::is_standard(json) || output::same(report, json)
+        };
+        if self.json.as_ref().is_some_and(is_json) {
+            return Err("--report and --json name the same place".into());
+        }
+        if !output::is_standard(report) && output::same(report, &self.model) {
+            return Err(format!("--report names the model, {}, which would be lost", self.model.display()));
+        }
+        Ok(())
+    }
+
     fn options(&self) -> Result<Options, String> {
         let options = Options::new()
             .memory_pattern(!self.no_plan)

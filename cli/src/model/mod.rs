@@ -9,6 +9,7 @@ mod passes;
 mod profile;
 mod quantize;
 mod reload;
+mod report;
 mod test;
 
 use crate::USAGE;

@@ -1,7 +1,8 @@
 //! `stepalloc report`: a plan, a trace or buffers as one page to look at, or in the formats of other viewers.
 //!
 //! `model` (what a report holds) <- `picture` (a plan), `overlaps`, `what_if` (other strategies); -> `page` (one file of
-//! HTML). `run --report` and `compare --report` make theirs of the same parts. `export` writes traces for other viewers.
+//! HTML). `run --report`, `compare --report` and `model infer --report` make theirs of the same parts. `export` writes traces for
+//! other viewers.
 
 mod column;
 mod export;
@@ -26,7 +27,7 @@ use crate::plan::MIN_BYTES;
 use crate::size;
 use export::{Recorded, chrome, dhat, folded};
 pub use model::Report;
-use picture::Picture;
+use picture::{Picture, Words};
 use what_if::predict::{PredictError, Scaled, predict};
 use what_if::{WhatIf, WhatIfError, what_if};
 
@@ -305,7 +306,7 @@ pub fn of_plans(report: &mut Report, path: &Path, trace: Option<&Trace>) -> Resu
             lower_bound: load,
             optimal: load == kept.height,
             callers: callers.as_deref(),
-            labels: None,
+            words: Words::default(),
         };
         report.plans.push(picture.to_json());
     }
@@ -351,7 +352,7 @@ fn of_buffers(report: &mut Report, buffers: &Buffers) -> Result<(), WhatIfError>
         lower_bound: plan.lower_bound,
         optimal: plan.optimal() || plan.height == plan.lower_bound,
         callers: None,
-        labels,
+        words: Words { labels, ..Words::default() },
     };
     report.plans.push(picture.to_json());
     Ok(())
@@ -389,7 +390,7 @@ pub fn of_trace(report: &mut Report, trace: &Trace, min_bytes: u64) -> Result<()
         lower_bound: plan.lower_bound,
         optimal: plan.optimal(),
         callers: Some(&callers),
-        labels: None,
+        words: Words::default(),
     };
     report.plans.push(picture.to_json());
     Ok(())

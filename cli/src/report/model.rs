@@ -26,6 +26,8 @@ pub struct Report {
     pub plans: Vec<Value>,
     /// Call stacks; a block's number for one counts from 0, which is unknown.
     pub sites: Vec<String>,
+    /// Kinds of blocks, which a block names by its index.
+    pub kinds: Vec<String>,
     /// What each step has cost.
     pub steps: Vec<Value>,
     /// Live bytes over all that was recorded.
@@ -52,6 +54,7 @@ impl Report {
             "notices": self.notices,
             "plans": self.plans,
             "sites": self.sites.get(1..).unwrap_or_default(),
+            "kinds": self.kinds,
             "steps": self.steps,
             "course": self.course,
             "fallbacks": self.fallbacks,

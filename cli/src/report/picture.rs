@@ -28,8 +28,21 @@ pub struct Picture<'a> {
     pub optimal: bool,
     /// Who asked for each block, where that is known.
     pub callers: Option<&'a [Option<Caller>]>,
+    /// What blocks and times are called.
+    pub words: Words,
+}
+
+/// What is said of a plan's blocks and times.
+#[derive(Default)]
+pub struct Words {
     /// What the blocks are called, where not by a number.
     pub labels: Option<Vec<String>>,
+    /// What each block holds.
+    pub holds: Option<Vec<Vec<String>>>,
+    /// What each block is, as an index into the report's kinds.
+    pub kinds: Option<Vec<u64>>,
+    /// What a unit of time is, where it is not an event.
+    pub unit: Option<&'static str>,
 }
 
 impl Picture<'_> {
@@ -56,9 +69,13 @@ impl Picture<'_> {
                 columns["site"] = json!(of(|caller| caller.site));
             }
         }
+        if let Some(kinds) = &self.words.kinds {
+            columns["kind"] = json!(column(kinds.iter().copied()));
+        }
         let last = blocks.iter().map(|block| block.upper).max().unwrap_or(0);
         let mut plan = json!({
             "name": self.name,
+            "unit": self.words.unit,
             "period": self.problem.period,
             "events": self.problem.period.unwrap_or(last),
             "height": self.height,
@@ -69,8 +86,11 @@ impl Picture<'_> {
             "peak": self.peak(&load),
             "load": curve(&load.curve),
         });
-        if let Some(labels) = &self.labels {
+        if let Some(labels) = &self.words.labels {
             plan["blocks"]["labels"] = json!(labels);
+        }
+        if let Some(holds) = &self.words.holds {
+            plan["blocks"]["holds"] = json!(holds);
         }
         plan
     }

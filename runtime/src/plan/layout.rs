@@ -1,6 +1,8 @@
 //! Where values lie, for one order of the nodes: which of them share bytes, how long these are needed, and at last the offsets.
 
-use super::{Drafting, Figures, Place, Plan, Step, inputs_of};
+use super::{
+    Drafting, Figures, Place, Plan, PlannedBlock, PlannedRun, PlannedStep, PlannedValue, Step, inputs_of,
+};
 use crate::error::Error;
 use crate::graph::{Attribute, ValueId};
 use crate::operators::Reuse;
@@ -196,6 +198,56 @@ impl Layout {
             }
         }
         Ok(Plan { graph, types: draft.types, places, steps, copies, figures })
+    }
+
+    /// Whether a plan runs the same nodes in the same order, and writes over the same inputs.
+    pub(super) fn is_of(&self, plan: &Plan) -> bool {
+        let what = |step: &Step| (step.node, step.in_place);
+        self.steps.iter().map(what).eq(plan.steps.iter().map(what))
+    }
+
+    /// What a plan of this layout says of a run.
+    pub(super) fn planned_run(&self, plan: &Plan) -> PlannedRun {
+        let end = self.running.len();
+        let filled = |bytes: usize| bytes.next_multiple_of(ALIGNMENT) as u64;
+        let mut run = PlannedRun::default();
+        let mut block_of = vec![None; self.buffers.len()];
+        let mut steps = plan.steps.iter().peekable();
+        for (at, &(index, on_heap)) in self.running.iter().enumerate() {
+            let node = &plan.graph.nodes[index];
+            let step = steps.next_if(|step| step.node == index);
+            run.steps.push(PlannedStep {
+                name: node.name.clone(),
+                op_type: node.op_type.clone(),
+                is_view: step.is_none(),
+                is_unplanned: on_heap || node.graphs().next().is_some(),
+            });
+            // Those of the plan, not of this layout: how much it is may depend on the threads that there are.
+            if let Some(&Step { scratch: (offset, bytes @ 1..), .. }) = step {
+                let (offset, bytes) = (offset as u64, filled(bytes));
+                run.blocks.push(PlannedBlock { values: Vec::new(), steps: at..at + 1, offset, bytes });
+            }
+            for &id in node.outputs.iter().flatten() {
+                let (Place::Arena(offset), Some(index), Some(ty)) =
+                    (&plan.places[id], self.buffer_of[id], &plan.types[id])
+                else {
+                    continue;
+                };
+                let buffer = &self.buffers[index];
+                if buffer.bytes == 0 {
+                    continue;
+                }
+                let block = *block_of[index].get_or_insert_with(|| {
+                    let steps = buffer.first..(buffer.last + 1).min(end);
+                    let (offset, bytes) = (*offset as u64, filled(buffer.bytes));
+                    run.blocks.push(PlannedBlock { values: Vec::new(), steps, offset, bytes });
+                    run.blocks.len() - 1
+                });
+                let name = plan.graph.values[id].name.clone();
+                run.blocks[block].values.push(PlannedValue { name, ty: ty.clone(), step: at });
+            }
+        }
+        run
     }
 
     /// Offsets in the arena, of buffers followed by scratch memory.

@@ -52,6 +52,8 @@ class PlanPage {
     byId('colour-choice').value = modes.some(([value]) => value === before) ? before : 'size';
     const words = this.words();
     byId('plan-words').textContent = words;
+    byId('plan-time').textContent = plan.unit === 'event' ? 'events of the step' : `${plan.unit}s`;
+    byId('search-id').placeholder = plan.labels ? 'name' : 'number';
     for (const id of ['picture', 'marks']) byId(id).setAttribute('aria-label', `Plan ${plan.name}: ${words}`);
     this.colour();
     this.detail(-1);
@@ -66,7 +68,7 @@ class PlanPage {
 
   words() {
     const { plan } = this;
-    const time = plan.period ? `${plural(plan.events, 'event')} that repeat` : plural(plan.events, 'event');
+    const time = `${plural(plan.events, plan.unit)}${plan.period ? ' that repeat' : ''}`;
     const ratio = plan.lower_bound > 0 ? plan.height / plan.lower_bound : 1;
     const above = ratio < 1.00005 ? `${exact(plan.height - plan.lower_bound)} above` : `${ratio.toFixed(4)} times`;
     const distance = plan.optimal ? 'which is optimal' : `${above} the lower bound of ${bytes(plan.lower_bound)}`;
@@ -106,11 +108,12 @@ class PlanPage {
       ['size', exact(plan.size[block])],
       ['offset', exact(plan.offset[block])],
       ['order', `${grouped(plan.rank(block) + 1)} of ${grouped(plan.count)}`],
-      ['alive', `${plan.lifetime(block)} (${plural(length, 'event')})`],
+      ['alive', `${plan.lifetime(block)} (${plural(length, plan.unit)})`],
     ];
     if (plan.align && plan.align[block]) facts.push(['alignment', grouped(plan.align[block])]);
     if (plan.thread) facts.push(['thread', String(plan.thread[block])]);
     if (plan.kind) facts.push(['kind', (data.kinds || [])[plan.kind[block]] || String(plan.kind[block])]);
+    if (plan.holds) facts.push(['holds', plan.holds[block]]);
     if (plan.site && data.sites) facts.push(['asked by', stackOf(data.sites[plan.site[block] - 1])]);
     return facts;
   }
@@ -199,17 +202,20 @@ class PlanPage {
     const { plan, data } = this;
     byId('peak').hidden = !plan.peak;
     if (!plan.peak) return;
-    const { event, bytes: live, total, blocks } = plan.peak;
+    const { event, bytes: live, total, blocks, name } = plan.peak;
     const most = Math.max(1, ...blocks.map((block) => plan.size[block]));
     const least = live === plan.lower_bound ? ' No plan can be smaller.' : '';
-    byId('peak-words').textContent = `${bytes(live)} in ${plural(total, 'block')} are alive at event ${grouped(event)}.${least}`;
+    const moment = `${plan.unit} ${grouped(event)}${name ? `, ${name}` : ''}`;
+    byId('peak-words').textContent = `${bytes(live)} in ${plural(total, 'block')} are alive at ${moment}.${least}`;
     const rows = blocks.map((block) => [this.blockButton(block), bytes(plan.size[block]),
       [percent(plan.size[block] / live), bar(plan.size[block] / most)], plan.lifetime(block),
+      ...(plan.holds ? [holdsCell(plan.holds[block])] : []),
       ...(plan.site && data.sites ? [stackCell(data.sites[plan.site[block] - 1])] : [])]);
-    const headers = [['Block'], ['Size', 'number'], ['Share of the peak', 'number'], ['Alive', 'whole'], ['Who asked', 'wide']];
+    const headers = [['Block'], ['Size', 'number'], ['Share of the peak', 'number'], ['Alive', 'whole'],
+      ...(plan.holds ? [['Holds', 'wide']] : []), ...(plan.site && data.sites ? [['Who asked', 'wide']] : [])];
     const all = plural(total, 'block');
     const caption = blocks.length < total ? `The largest ${grouped(blocks.length)} of ${all}` : `All ${all}, largest first`;
-    table('peak-table', caption, headers.slice(0, rows.length ? rows[0].length : 4), rows, 12);
+    table('peak-table', caption, headers, rows, 12);
   }
 
   blockButton(block) {
@@ -253,7 +259,7 @@ function showOverlaps(data, page) {
   const most = 200;
   byId('overlap-list').replaceChildren(...found.slice(0, most).map(({ plan, at, pair }) => {
     const name = (block) => page.nameOf(at, block);
-    const shared = `bytes ${pair.from_byte} to ${pair.to_byte} from event ${pair.from_event} to ${pair.to_event}`;
+    const shared = `bytes ${pair.from_byte} to ${pair.to_byte} from ${plan.unit || 'event'} ${pair.from_event} to ${pair.to_event}`;
     const text = `Blocks ${name(pair.a)} and ${name(pair.b)} share ${shared}`;
     const button = element('button', { type: 'button' }, several ? `${plan.name}: ${text}` : text);
     button.addEventListener('click', () => page.showOverlap(at, pair));

@@ -296,7 +296,7 @@ class Picture {
       pen.fillText(grouped(tick), Math.min(x, right - 12), bottom + 7);
     }
     pen.textAlign = 'right';
-    pen.fillText(plan.period ? `event of ${grouped(plan.events)}, after which all repeats` : 'event', right, bottom + 23);
+    pen.fillText(plan.period ? `${plan.unit} of ${grouped(plan.events)}, after which all repeats` : plan.unit, right, bottom + 23);
   }
 
   paintMarks() {

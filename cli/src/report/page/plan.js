@@ -13,7 +13,9 @@ class Plan {
         throw new Error(`column ${name} of plan ${source.name} has ${this[name].length} values for ${this.count} blocks`);
       }
     }
+    this.unit = source.unit || 'event';
     this.labels = source.blocks.labels;
+    this.holds = source.blocks.holds;
     this.load = source.load && { event: decode(source.load.event), bytes: decode(source.load.bytes) };
     this.around = source.period || Infinity;
     this.wrapping = this.around === Infinity ? [] : [...this.lower.keys()].filter((block) => this.wraps(block));
@@ -52,10 +54,14 @@ class Plan {
     return String(this.labels ? this.labels[block] : this.id[block]);
   }
 
-  /// The block of a name or number; -1 where there is none.
+  /// The block of a name or number, else the first with the text in its name or in what it holds; -1 where there is none.
   find(text) {
     const labelled = this.labels ? this.labels.indexOf(text) : -1;
-    return labelled >= 0 || text === '' ? labelled : this.id.indexOf(Number(text));
+    if (labelled >= 0 || text === '') return labelled;
+    const numbered = this.id.indexOf(Number(text));
+    if (numbered >= 0 || !this.labels) return numbered;
+    const named = this.labels.findIndex((label) => label.includes(text));
+    return named >= 0 || !this.holds ? named : this.holds.findIndex((lines) => lines.some((line) => line.includes(text)));
   }
 
   rank(block) {

@@ -40,6 +40,13 @@ function stackCell(site) {
     element('ol', {}, frames.map((frame) => element('li', {}, frame))));
 }
 
+/// What a block holds in a table: the first, all when opened.
+function holdsCell(lines) {
+  if (lines.length < 2) return element('span', { className: 'stack' }, lines.join());
+  return element('details', { className: 'stack' }, element('summary', {}, `${lines[0]}, and ${grouped(lines.length - 1)} more`),
+    element('ol', {}, lines.map((line) => element('li', {}, line))));
+}
+
 function showFallbacks({ fallbacks }) {
   const all = fallbacks.reduce((sum, row) => sum + row.bytes, 0) || 1;
   const rows = fallbacks.map((row) => [
