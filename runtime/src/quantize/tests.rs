@@ -491,6 +491,11 @@ fn a_model_may_be_replaced_by_its_quantized_self_and_stays_if_there_is_none() {
     assert_eq!(std::fs::read(&path).expect("a file"), before);
     QuantizeDynamic::new().run(&path, &path).expect("it can be quantized");
     assert_ne!(std::fs::read(&path).expect("a file"), before);
+    let link = folder.path().join("link.onnx");
+    std::os::unix::fs::symlink("net.onnx", &link).expect("a link");
+    std::fs::write(&path, &before).expect("a file");
+    QuantizeDynamic::new().run(&path, &link).expect("it can be quantized");
+    assert_ne!(std::fs::read(&path).expect("a file"), before, "what a link names is replaced");
     let nowhere = QuantizeDynamic::new().run(&path, folder.path().join("no/net.onnx"));
     assert!(nowhere.map(drop).is_err());
 }
