@@ -225,10 +225,17 @@ impl Operator for Conv {
 }
 
 /// How a convolution of f32 is computed without unrolling it.
-#[allow(clippy::large_enum_variant, reason = "one is on the stack while a convolution runs")]
 enum Way {
-    Direct(direct::Frame),
+    /// Filters of a group, over one image at a time.
+    Each(Each),
+    /// Places of all images side by side.
     Columns,
+}
+
+/// How filters of a group are computed over one image.
+#[allow(clippy::large_enum_variant, reason = "one is on the stack while a convolution runs")]
+enum Each {
+    Direct(direct::Frame),
     Dots,
 }
 
@@ -239,18 +246,18 @@ impl Way {
             None
         } else if sizes.window.output() < FEW_PLACES {
             let is_many = sizes.batch * sizes.window.output() >= FEW_PLACES;
-            Some(if is_many { Self::Columns } else { Self::Dots })
+            Some(if is_many { Self::Columns } else { Self::Each(Each::Dots) })
         } else {
-            direct::Frame::new(sizes).map(Self::Direct)
+            direct::Frame::new(sizes).map(|frame| Self::Each(Each::Direct(frame)))
         }
     }
 
     /// Elements of scratch memory for a core.
     fn scratch(&self, sizes: &Sizes) -> usize {
         match self {
-            Self::Direct(frame) => frame.scratch(sizes),
+            Self::Each(Each::Direct(frame)) => frame.scratch(sizes),
+            Self::Each(Each::Dots) => dots::scratch(sizes),
             Self::Columns => columns::scratch(sizes),
-            Self::Dots => dots::scratch(sizes),
         }
     }
 }
@@ -286,16 +293,24 @@ fn convolve(
     let for_one = way.scratch(sizes);
     // Filters of all groups of all images, shared out evenly.
     let cores = if sizes.is_small() { 1 } else { (scratch.len() / for_one).max(1) };
-    if matches!(way, Way::Columns) {
-        // Whole images.
-        let (from, to) = (image * sizes.group, to * sizes.group * places);
-        let share = sizes.batch.div_ceil(cores);
-        return threads::pieces_of_two((out, share * to), (scratch, for_one), 1, &|number, out, scratch| {
-            let x = &x[number * share * from..][..out.len() / to * from];
-            Columns { sizes, x, w, bias, out: &mut *out, scratch }.dispatch();
-            done(number * share * to, out);
-        });
-    }
+    let each = match way {
+        Way::Each(each) => each,
+        Way::Columns => {
+            // Whole images.
+            let (from, to) = (image * sizes.group, to * sizes.group * places);
+            let share = sizes.batch.div_ceil(cores);
+            return threads::pieces_of_two(
+                (out, share * to),
+                (scratch, for_one),
+                1,
+                &|number, out, scratch| {
+                    let x = &x[number * share * from..][..out.len() / to * from];
+                    Columns { sizes, x, w, bias, out: &mut *out, scratch }.dispatch();
+                    done(number * share * to, out);
+                },
+            );
+        }
+    };
     let share = (out.len() / places).div_ceil(cores);
     threads::pieces_of_two((out, share * places), (scratch, for_one), 1, &|number, out, scratch| {
         let first = number * share;
@@ -315,9 +330,9 @@ fn convolve(
                 is_first: next == first,
                 done: &|index, part| done(next * places + index, part),
             };
-            match way {
-                Way::Direct(frame) => Direct { frame, part }.dispatch(),
-                Way::Dots | Way::Columns => Dots(part).dispatch(),
+            match each {
+                Each::Direct(frame) => Direct { frame, part }.dispatch(),
+                Each::Dots => Dots(part).dispatch(),
             }
             (out, next) = (rest, next + count);
         }
@@ -452,7 +467,8 @@ mod tests {
             )
             .expect("it fits");
             let frame = direct::Frame::new(&sizes).expect("it is for two dimensions");
-            for (way, cores) in [(Way::Dots, 2), (Way::Columns, 2), (Way::Direct(frame), 3)]
+            let (dots, direct) = (Way::Each(Each::Dots), Way::Each(Each::Direct(frame)));
+            for (way, cores) in [(dots, 2), (Way::Columns, 2), (direct, 3)]
                 .iter()
                 .flat_map(|(way, cores)| [(way, 1), (way, *cores)])
             {
