@@ -178,7 +178,7 @@ impl Tensor {
     }
 
     /// All elements are zero; an error if there is no memory for them.
-    pub(crate) fn try_zeroed(ty: Type) -> Result<Self, Error> {
+    pub fn try_zeroed(ty: Type) -> Result<Self, Error> {
         let lines = try_zeroed_vec(ty.bytes().div_ceil(ALIGNMENT));
         let fail = |()| Error::Memory { bytes: ty.bytes() as u64, why: "the system has no more".into() };
         Ok(Self { memory: Memory::Own(lines.map_err(fail)?), ty })
