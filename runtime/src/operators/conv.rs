@@ -418,15 +418,8 @@ fn plainly<T: Number>(sizes: &Sizes, x: &[T]) -> impl Fn(usize, Range<usize>, &m
 
 #[cfg(test)]
 mod tests {
+    use super::super::trial::axis;
     use super::*;
-    use crate::operators::window::Axis;
-
-    fn axis(
-        (input, kernel, stride, dilation, begin, end): (usize, usize, usize, usize, usize, usize),
-    ) -> Axis {
-        let output = (input + begin + end - ((kernel - 1) * dilation + 1)) / stride + 1;
-        Axis { input, output, kernel, stride, dilation, begin, end }
-    }
 
     /// Numbers that are exact in every order of summing.
     fn numbers(count: usize, step: usize) -> Vec<f32> {
@@ -437,16 +430,16 @@ mod tests {
     fn directly_and_unrolled_they_are_the_same() {
         let square = |axis_of| vec![axis(axis_of); 2];
         for (batch, from, to, group, axes) in [
-            (1, 3, 8, 1, square((9, 3, 1, 1, 1, 1))),
-            (2, 4, 13, 1, square((19, 3, 2, 1, 1, 0))),
-            (1, 1, 1, 7, vec![axis((19, 5, 2, 1, 2, 2)), axis((70, 5, 1, 1, 2, 2))]),
-            (3, 5, 30, 2, square((31, 1, 1, 1, 0, 0))),
-            (1, 5, 7, 1, square((30, 3, 1, 2, 0, 0))),
-            (1, 2, 3, 1, vec![axis((7, 2, 3, 2, 1, 0)), axis((300, 4, 3, 2, 5, 3))]),
-            (1, 3, 5, 1, square((9, 1, 2, 1, 0, 0))),
-            (2, 6, 25, 3, vec![axis((500, 4, 1, 1, 3, 0))]),
-            (1, 2, 2, 1, square((1, 3, 1, 1, 1, 1))),
-            (1, 30, 29, 1, square((40, 3, 1, 1, 1, 1))),
+            (1, 3, 8, 1, square([9, 3, 1, 1, 1, 1])),
+            (2, 4, 13, 1, square([19, 3, 2, 1, 1, 0])),
+            (1, 1, 1, 7, vec![axis([19, 5, 2, 1, 2, 2]), axis([70, 5, 1, 1, 2, 2])]),
+            (3, 5, 30, 2, square([31, 1, 1, 1, 0, 0])),
+            (1, 5, 7, 1, square([30, 3, 1, 2, 0, 0])),
+            (1, 2, 3, 1, vec![axis([7, 2, 3, 2, 1, 0]), axis([300, 4, 3, 2, 5, 3])]),
+            (1, 3, 5, 1, square([9, 1, 2, 1, 0, 0])),
+            (2, 6, 25, 3, vec![axis([500, 4, 1, 1, 3, 0])]),
+            (1, 2, 2, 1, square([1, 3, 1, 1, 1, 1])),
+            (1, 30, 29, 1, square([40, 3, 1, 1, 1, 1])),
         ] {
             let window = Window::new(axes.into_iter().collect());
             let sizes = Sizes { batch, from, to, group, window };

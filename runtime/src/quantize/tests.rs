@@ -7,18 +7,12 @@ use crate::onnx::proto::{
 };
 use crate::onnx::proto::{TensorShapeProto, attribute_proto::AttributeType};
 use crate::onnx::tensors::packed;
+use crate::operators::trial;
 use crate::{DataType, Model, Session, Tensor};
 
 /// Numbers from -1 to 1, the same each time.
 fn numbers(count: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        f32::from((state >> 16) as i16) / 32768.0
-    };
-    (0..count).map(|_| next()).collect()
+    trial::numbers(&[count], seed).view().elements().to_vec()
 }
 
 fn weight(name: &str, dims: &[i64]) -> TensorProto {
