@@ -92,9 +92,9 @@ MODELS = {
 SETTINGS = [(True, True), (True, False), (False, True), (False, False)]
 
 
-def peak():
+def resident(name="VmRSS"):
     for line in open("/proc/self/status"):
-        if line.startswith("VmHWM"):
+        if line.startswith(name):
             return int(line.split()[1]) << 10
 
 
@@ -112,14 +112,14 @@ def rival(arguments):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(threads)
         options.enable_cpu_mem_arena, options.enable_mem_pattern = arena == "True", pattern == "True"
-        before = peak()
+        before = resident("VmHWM")
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
         run = lambda: session.run(None, inputs)
     else:
         import openvino
 
-        before = peak()
+        before = resident("VmHWM")
         compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": int(threads)})
         request = compiled.create_infer_request()
         names = [output.get_any_name() for output in compiled.outputs]
@@ -129,7 +129,7 @@ def rival(arguments):
         began = time.perf_counter()
         outputs = run()
         times.append((time.perf_counter() - began) * 1e3)
-    grown = peak() - before
+    grown = resident("VmHWM") - before
     for name, output in zip(names, outputs):
         numpy.save(pathlib.Path(folder, "outputs", f"{engine} {plain(name)}.npy"), output)
     print(json.dumps({"ms": sorted(times)[len(times) // 2], "bytes": grown}))
@@ -144,6 +144,16 @@ def ask(command):
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip().splitlines()[-1:]}")
     return json.loads(done.stdout)
+
+
+def difference(told, wanted):
+    """The largest one between outputs by name, relative to the largest element of each."""
+    worst = 0.0
+    for name, of in wanted.items():
+        of, mine = of.astype("float64"), told[name].astype("float64")
+        assert mine.shape == of.shape, f"{name}: {mine.shape} instead of {of.shape}"
+        worst = max(worst, abs(mine - of).max(initial=0) / max(abs(of).max(initial=0), 1e-12))
+    return worst
 
 
 def measure(model, inputs, runs, threads):
@@ -164,12 +174,8 @@ def measure(model, inputs, runs, threads):
         given = [word for name in inputs for word in ("--input", f"{name}={folder / name}.npy")]
         command = [TARGET / "stepalloc", "model", "infer", model, *given, "--runs", str(runs), "--threads", str(threads), "--json", "-"]
         ours = ask([*command, "--save-outputs", folder / "ours"])
-        error = 0.0
-        for path in (folder / "ours").glob("*.npy"):
-            theirs = numpy.load(folder / "outputs" / f"ort {path.name}").astype(numpy.float64)
-            mine = numpy.load(path).astype(numpy.float64)
-            assert mine.shape == theirs.shape, f"{path.name}: {mine.shape} instead of {theirs.shape}"
-            error = max(error, abs(mine - theirs).max(initial=0) / max(abs(theirs).max(initial=0), 1e-12))
+        told = {path.name: numpy.load(path) for path in (folder / "ours").glob("*.npy")}
+        wanted = {name: numpy.load(folder / "outputs" / f"ort {name}") for name in told}
         ort_ms = min(found["ms"] for found in ort)
         return {
             "threads": threads,
@@ -185,7 +191,7 @@ def measure(model, inputs, runs, threads):
             "unplanned_nodes": ours["unplanned_nodes"],
             "allocations_per_run": ours["allocations_per_run"],
             "minor_faults_per_run": ours["minor_faults_per_run"],
-            "error": f"{error:.1e}",
+            "error": f"{difference(told, wanted):.1e}",
         }
 
 

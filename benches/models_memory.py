@@ -19,17 +19,12 @@ has the arena shrunk after each run.
 import argparse, csv, json, os, pathlib, random, subprocess, sys, tempfile
 
 import models
+from models import resident
 
 SESSIONS = 8
 SHAPES = 58
 # Largest image: 70 MiB are alive in it.
 LARGEST = (512, 560)
-
-
-def resident(name="VmRSS"):
-    for line in open("/proc/self/status"):
-        if line.startswith(name):
-            return int(line.split()[1]) << 10
 
 
 def sizes():

@@ -36,14 +36,9 @@ def at_random(one):
 
 
 def difference(wanted, got):
-    worst = 0.0
-    for a, b in zip(wanted, got):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return float("inf")
-        if a.size:
-            a, b = a.astype(numpy.float64), b.astype(numpy.float64)
-            worst = max(worst, float(numpy.abs(a - b).max() / max(numpy.abs(a).max(), 1e-30)))
-    return worst
+    if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(wanted, got)):
+        return float("inf")
+    return models.difference(dict(enumerate(got)), dict(enumerate(wanted)))
 
 
 def ours(path, inputs, level, names, directory):
@@ -56,8 +51,7 @@ def ours(path, inputs, level, names, directory):
     out = directory / f"out-{level}"
     command = [PROGRAM, "model", "infer", path, "--runs", "1", "--level", level, "--save-outputs", out, *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    plain = lambda name: "".join(x if x.isascii() and x.isalnum() or x in "-." else "_" for x in name)
-    return [numpy.load(out / f"{plain(name)}.npy") for name in names]
+    return [numpy.load(out / f"{models.plain(name)}.npy") for name in names]
 
 
 def judge(name, path, inputs, level):

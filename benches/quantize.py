@@ -229,15 +229,6 @@ def in_ours(path, inputs, folder):
     return {path.stem: numpy.load(path) for path in (folder / "outputs").glob("*.npy")}
 
 
-def error(told, wanted):
-    worst = 0.0
-    for name, of in wanted.items():
-        of, mine = of.astype("float64"), told[name].astype("float64")
-        assert mine.shape == of.shape, f"{name}: {mine.shape} instead of {of.shape}"
-        worst = max(worst, abs(mine - of).max(initial=0) / max(abs(of).max(initial=0), 1e-12))
-    return worst
-
-
 def rms(told, wanted):
     pairs = [(told[name].astype("float64"), of.astype("float64")) for name, of in wanted.items()]
     return max(((mine - of) ** 2).mean() ** 0.5 / max((of**2).mean() ** 0.5, 1e-12) for mine, of in pairs if of.size)
@@ -285,14 +276,14 @@ def measure(name, option, source, inputs, folder, wanted):
         assert done.returncode == 0, done.stderr
         row["direct"] = "equal" if (same_nodes(direct, ours), same_weights(direct, ours)) == ("equal", "equal") else "different"
     outputs = in_ours(ours, inputs, folder), in_ort(ours, inputs)
-    row |= {"error": f"{error(outputs[0], wanted):.1e}", "rms": f"{rms(outputs[0], wanted):.1e}"}
-    row["error_in_ort"] = f"{error(outputs[1], wanted):.1e}"
+    row |= {"error": f"{real.difference(outputs[0], wanted):.1e}", "rms": f"{rms(outputs[0], wanted):.1e}"}
+    row["error_in_ort"] = f"{real.difference(outputs[1], wanted):.1e}"
     try:
-        row["ort_error"] = f"{error(in_ort(theirs, inputs), wanted):.1e}" if theirs else ""
+        row["ort_error"] = f"{real.difference(in_ort(theirs, inputs), wanted):.1e}" if theirs else ""
     except Exception as failed:
         print(f"{name}, {option}: onnxruntime: {failed}", file=sys.stderr)
         row["ort_error"] = ""
-    row["between"] = f"{error(outputs[0], outputs[1]):.1e}"
+    row["between"] = f"{real.difference(outputs[0], outputs[1]):.1e}"
     return row
 
 

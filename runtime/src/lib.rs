@@ -28,6 +28,7 @@ mod binding;
 pub mod conformance;
 mod element;
 mod error;
+mod file;
 mod graph;
 mod inline;
 mod mapped;

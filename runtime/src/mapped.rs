@@ -166,21 +166,44 @@ pub(crate) fn copied(bytes: &Bytes, alignment: usize) -> Option<Arc<Copied>> {
     if let Some(copied) = slot.upgrade() {
         return Some(copied);
     }
-    let copied = Arc::new(Copied {
-        bytes: bytes.clone(),
-        offset,
-        file: Arc::downgrade(&mapped),
-        copy: OnceLock::new(),
-    });
+    let copied = Arc::new(Copied::new(bytes, offset, Order::AS_IT_IS, &mapped));
     *slot = Arc::downgrade(&copied);
     drop(copies);
     Some(copied)
+}
+
+/// Blocks of one length in another order: in each of so many groups, the first one comes from that number, and so on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Order {
+    pub groups: usize,
+    pub blocks: &'static [usize],
+}
+
+impl Order {
+    const AS_IT_IS: Self = Self { groups: 1, blocks: &[0] };
+
+    /// Fills a place block by block: `fill` is told where each begins in what it comes from.
+    pub(crate) fn fill(self, place: &mut [u8], fill: impl Fn(usize, &mut [u8])) {
+        let length = place.len() / self.groups / self.blocks.len();
+        for (group, place) in place.chunks_exact_mut(length * self.blocks.len()).enumerate() {
+            for (block, place) in self.blocks.iter().zip(place.chunks_exact_mut(length)) {
+                fill((group * self.blocks.len() + block) * length, place);
+            }
+        }
+    }
+}
+
+/// Bytes of a file that are used by way of a copy in another order, into whose blocks they can be cut; `None` if they are of no file.
+pub(crate) fn reordered(bytes: &Bytes, order: Order) -> Option<Arc<Copied>> {
+    let (mapped, offset) = holding(bytes)?;
+    Some(Arc::new(Copied::new(bytes, offset, order, &mapped)))
 }
 
 /// A part of a file that is copied when it is first used.
 pub(crate) struct Copied {
     bytes: Bytes,
     offset: usize,
+    order: Order,
     file: Weak<Mapped>,
     copy: OnceLock<Own>,
 }
@@ -200,6 +223,10 @@ impl Own {
 }
 
 impl Copied {
+    fn new(bytes: &Bytes, offset: usize, order: Order, mapped: &Arc<Mapped>) -> Self {
+        Self { bytes: bytes.clone(), offset, order, file: Arc::downgrade(mapped), copy: OnceLock::new() }
+    }
+
     /// The copy; at least as many bytes as there are in the file.
     pub(crate) fn copy(&self) -> &[u8] {
         let copy = self.copy.get_or_init(|| {
@@ -220,11 +247,20 @@ impl Copied {
     /// Reads it into as many bytes, without keeping a copy.
     pub(crate) fn read(&self, place: &mut [u8]) {
         let file = self.file.upgrade();
-        let read = file.map(|mapped| mapped.file.read_exact_at(place, self.offset as u64));
-        if !matches!(read, Some(Ok(()))) {
-            // What cannot be read may still be mapped.
-            place.copy_from_slice(&self.bytes);
-        }
+        let read = |from: usize, place: &mut [u8]| {
+            let read =
+                file.as_ref().map(|mapped| mapped.file.read_exact_at(place, (self.offset + from) as u64));
+            if !matches!(read, Some(Ok(()))) {
+                // What cannot be read may still be mapped.
+                place.copy_from_slice(&self.bytes[from..][..place.len()]);
+            }
+        };
+        self.order.fill(place, read);
+    }
+
+    /// The bytes in the file, if they are copied in its order.
+    pub(crate) fn as_it_is(&self) -> Option<&Bytes> {
+        (self.order == Order::AS_IT_IS).then_some(&self.bytes)
     }
 
     /// Whether it was used already.

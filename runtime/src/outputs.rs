@@ -54,7 +54,7 @@ impl Outputs {
     }
 
     /// Makes outputs of these types where there are others; `None` for those that are only known when it ran. If that is beyond the
-    /// limit, it is an error, and nothing has changed.
+    /// limit, it is an error, and nothing has changed; if the system has no memory for one, it is missing, as others may be.
     pub(crate) fn make<'t>(
         &mut self,
         types: impl Iterator<Item = Option<&'t Type>> + Clone,
@@ -63,20 +63,49 @@ impl Outputs {
         if wanted > counted {
             self.charge.grow(wanted - counted)?;
         }
-        for (index, ty) in types.enumerate() {
-            if self.fits(index, ty) {
-                continue;
-            }
-            self.tensors[index] = None;
-            self.counted[index] = 0;
-            if let Some(ty) = ty {
-                self.tensors[index] = Some(Tensor::try_zeroed(ty.clone())?);
-                self.counted[index] = ty.bytes() as u64;
+        let made = self.replace(types);
+        self.charge.shrink(wanted.max(counted) - self.bytes());
+        made
+    }
+
+    /// Drops outputs of other types, then makes those that are missing.
+    fn replace<'t>(&mut self, types: impl Iterator<Item = Option<&'t Type>> + Clone) -> Result<(), Error> {
+        for (index, ty) in types.clone().enumerate() {
+            if !self.fits(index, ty) {
+                (self.tensors[index], self.counted[index]) = (None, 0);
             }
         }
-        if wanted < counted {
-            self.charge.shrink(counted - wanted);
+        for (index, ty) in types.enumerate() {
+            let Some(ty) = ty.filter(|_| self.tensors[index].is_none()) else { continue };
+            self.tensors[index] = Some(Tensor::try_zeroed(ty.clone())?);
+            self.counted[index] = ty.bytes() as u64;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::DataType;
+
+    #[test]
+    fn what_is_not_to_be_had_is_not_counted() {
+        let floats = |count: usize| Some(Type::new(DataType::F32, [count]).expect("it can be addressed"));
+        let all =
+            |types: &[Option<Type>], outputs: &mut Outputs| outputs.make(types.iter().map(Option::as_ref));
+        let arenas = Arenas::new();
+        let mut outputs = Outputs::new(3, &arenas);
+        all(&[floats(100), floats(10), floats(1)], &mut outputs).expect("a few bytes");
+        assert_eq!(arenas.statistics().total_allocated, 444);
+        // More than any system has addresses for.
+        let huge = [floats(100), floats(20), floats(1 << 60)];
+        assert!(matches!(all(&huge, &mut outputs), Err(Error::Memory { .. })));
+        assert_eq!((outputs.bytes(), arenas.statistics().total_allocated), (480, 480));
+        assert!(outputs.tensors[2].is_none());
+        all(&[floats(100), floats(20), floats(1)], &mut outputs).expect("a few bytes");
+        assert_eq!(arenas.statistics().total_allocated, 484);
+        drop(outputs);
+        assert_eq!(arenas.statistics().total_allocated, 0);
     }
 }

@@ -204,7 +204,8 @@ impl Executor {
     pub(crate) fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Chosen, Error> {
         let types = types_of(inputs);
         let plan = self.plan(&types)?;
-        let tells = |view: &View<'_>| !view.dtype.is_float() && view.len() <= TELLING;
+        let is_there = |view: &View<'_>| view.bytes.len() == view.len() * view.dtype.bytes();
+        let tells = |view: &View<'_>| !view.dtype.is_float() && view.len() <= TELLING && is_there(view);
         if plan.figures.unplanned_nodes == 0
             || !inputs.iter().flatten().any(tells)
             || self.kept().told_plans >= TOLD_PLANS
@@ -227,7 +228,8 @@ impl Executor {
         let mut told = vec![None; inputs.len()];
         chosen.told.into_iter().for_each(|(index, tensor)| told[index] = Some(tensor));
         let (types, sharing) = (types_of(inputs), self.options.sharing);
-        self.arenas().during(|| chosen.plan.planned_run(&types, &told, sharing))
+        let around = Around { arenas: self.arenas(), cancel: None };
+        around.during(|| chosen.plan.planned_run(&types, &told, sharing))
     }
 
     fn plan_told(&self, key: Key, told: &[Option<Arc<Tensor>>]) -> Result<Arc<Plan>, Error> {
@@ -368,7 +370,8 @@ impl Session {
         &self.executor.optimized().1
     }
 
-    /// How good the plan for these inputs is, in the order of the graph's inputs; `None` for those with a default.
+    /// How good the plan for these inputs is, in the order of the graph's inputs; `None` for those with a default. Views without bytes
+    /// stand for their types: what elements would tell is left open.
     pub fn figures(&self, inputs: &[Option<View<'_>>]) -> Result<Figures, Error> {
         self.check_given(inputs)?;
         Ok(self.executor.choose(inputs)?.plan.figures)
@@ -396,13 +399,14 @@ impl Session {
     }
 
     /// Bytes that a run on these inputs counts towards [`Options::max_mem`], as the plan tells: without those of nodes that cannot be
-    /// planned.
+    /// planned. Views without bytes stand for their types.
     pub fn wanted_bytes(&self, inputs: &[Option<View<'_>>]) -> Result<u64, Error> {
         let figures = self.figures(inputs)?;
         let plan = self.executor.choose(inputs)?.plan;
         let outputs =
             plan.graph.outputs.iter().filter_map(|&id| Some(plan.types[id].as_ref()?.bytes() as u64));
-        Ok(figures.arena_bytes + outputs.sum::<u64>() + self.executor.optimized().0.copied_bytes())
+        let weights = self.executor.optimized().0.copied_bytes();
+        Ok(outputs.fold(figures.arena_bytes.saturating_add(weights), u64::saturating_add))
     }
 
     /// What its arenas have and had; with those of others, if it shares them.

@@ -2,7 +2,7 @@
 
 use crate::element::{DataType, Element};
 use crate::error::Error;
-use crate::mapped::{Copied, copied};
+use crate::mapped::{Copied, Order, copied, reordered};
 use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 use prost::bytes::Bytes;
@@ -178,7 +178,7 @@ impl Tensor {
     }
 
     /// All elements are zero; an error if there is no memory for them.
-    pub(crate) fn try_zeroed(ty: Type) -> Result<Self, Error> {
+    pub fn try_zeroed(ty: Type) -> Result<Self, Error> {
         let lines = try_zeroed_vec(ty.bytes().div_ceil(ALIGNMENT));
         let fail = |()| Error::Memory { bytes: ty.bytes() as u64, why: "the system has no more".into() };
         Ok(Self { memory: Memory::Own(lines.map_err(fail)?), ty })
@@ -246,6 +246,22 @@ impl Tensor {
     /// Whether its memory is that of a file.
     pub fn is_lent(&self) -> bool {
         matches!(self.memory, Memory::Lent(_))
+    }
+
+    /// The same elements with their blocks in another order, into whose blocks they can be cut: copied when they are first read if this
+    /// one lies in a mapped file, else now.
+    pub(crate) fn reordered(&self, order: Order) -> Self {
+        let file = match &self.memory {
+            Memory::Lent(bytes) => Some(bytes),
+            Memory::Copied(copied) => copied.as_it_is(),
+            Memory::Own(_) => None,
+        };
+        if let Some(copied) = file.and_then(|bytes| reordered(bytes, order)) {
+            return Self { ty: self.ty.clone(), memory: Memory::Copied(copied) };
+        }
+        let (mut made, from) = (Self::zeroed(self.ty.clone()), self.view().bytes);
+        order.fill(made.view_mut().bytes, |at, to| to.copy_from_slice(&from[at..][..to.len()]));
+        made
     }
 
     /// The same in memory of its own, if it is to be copied from a file and was not yet: for who looks at it once.

@@ -56,10 +56,14 @@ const SMALL: usize = 256 << 10;
 
 /// Reads it, and asserts what it took at most.
 fn read(file: Vec<u8>, base: usize) -> Result<Model, Error> {
-    let bytes = file.len();
+    within(file.len(), base, || Model::from_bytes(file))
+}
+
+/// Reads a file of so many bytes, and asserts what it took at most.
+fn within(bytes: usize, base: usize, read: impl FnOnce() -> Result<Model, Error>) -> Result<Model, Error> {
     let before = LIVE.get();
     PEAK.set(before);
-    let read = Model::from_bytes(file);
+    let read = read();
     let took = (PEAK.get() - before) as usize;
     assert!(took <= 10 * bytes + base, "{bytes} bytes took {took}: {:?}", read.as_ref().err());
     read
@@ -273,14 +277,50 @@ fn messages_of_few_bytes_do_not_become_many() {
 
 #[test]
 fn models_that_are_right_take_no_more_than_they_may() {
-    for count in [100, 1_000, 10_000, 20_000] {
-        let name = |index: usize| format!("/a/module/of/a/network/layer.{index}/Relu_output_0");
-        let nodes =
-            (0..count).map(|index| node("Relu", &[&name(index)], &[&name(index + 1)]).text(3, &name(index)));
-        let ends = [value(11, &name(0), 1, &[4]), value(12, &name(count), 1, &[4])];
-        let read = read(model(&graph(nodes.chain(ends))), BASE);
+    for count in [100, 1_000, 10_000, 20_000, 100_000] {
+        let read = read(model(&chain(count, "/a/module/of/a/network/layer.", "/Relu_output_0")), BASE);
         assert!(read.is_ok(), "{count} nodes: {:?}", read.err());
     }
+    // Of short names there is a bound, below which they take what they may.
+    for count in (4..40).map(|thousands| thousands * 1_000) {
+        let read = read(model(&chain(count, "", "")), BASE);
+        assert!(read.is_ok() || count > 10_000, "{count} nodes: {:?}", read.err());
+    }
+}
+
+/// So many nodes in a row; a value's name is its number between two texts.
+fn chain(count: usize, before: &str, after: &str) -> Message {
+    let name = |index: usize| format!("{before}{index}{after}");
+    let nodes =
+        (0..count).map(|index| node("Relu", &[&name(index)], &[&name(index + 1)]).text(3, &name(index)));
+    let ends = [value(11, &name(0), 1, &[4]), value(12, &name(count), 1, &[4])];
+    graph(nodes.chain(ends))
+}
+
+#[test]
+fn a_hundred_thousand_nodes_may_have_all_weights_in_another_file() {
+    const COUNT: usize = 100_000;
+    let folder = tempfile::tempdir().expect("a directory");
+    // A kilobyte each, which nobody reads.
+    let weights = std::fs::File::create(folder.path().join("weights.bin")).expect("a file");
+    weights.set_len(COUNT as u64 * 1024).expect("it has no pages");
+    let name = |index: usize| format!("/model/layers.{}/block.{}/Add_output_0", index / 100, index % 100);
+    let weight = |index: usize| format!("model.layers.{}.block.{}.bias", index / 100, index % 100);
+    let nodes = (0..COUNT)
+        .map(|index| node("Add", &[&name(index), &weight(index)], &[&name(index + 1)]).text(3, &name(index)));
+    let weights = (0..COUNT).map(|index| {
+        let entry = |key: &str, value: &str| Message::new().text(1, key).text(2, value);
+        tensor(5, &weight(index), 1, &[256])
+            .message(13, &entry("location", "weights.bin"))
+            .message(13, &entry("offset", &(index * 1024).to_string()))
+            .message(13, &entry("length", "1024"))
+            .number(14, 1)
+    });
+    let ends = [value(11, &name(0), 1, &[256]), value(12, &name(COUNT), 1, &[256])];
+    let (file, path) = (model(&graph(nodes.chain(weights).chain(ends))), folder.path().join("model.onnx"));
+    std::fs::write(&path, &file).expect("a file");
+    let model = within(file.len(), BASE, || Model::open(&path)).expect("a model");
+    assert_eq!(model.graph.nodes.len(), COUNT);
 }
 
 #[test]

@@ -4,7 +4,8 @@ mod wire;
 
 use std::io::Write;
 use stepalloc_runtime::{
-    Arenas, Cancel, Error, Level, Model, Optimization, Options, Profile, RunOptions, Session, Tensor,
+    Arenas, Cancel, DataType, Error, Level, Model, Optimization, Options, Profile, RunOptions, Session,
+    Tensor, View,
 };
 use wire::{attribute, graph, model, node, open_value, tensor, value};
 
@@ -293,6 +294,28 @@ fn branches_run_one_after_the_other_where_the_file_has_them_side_by_side() {
     assert!(figures.lower_bound_bytes < 2 * 32_000, "{figures:?}");
     let outputs = session.run(&[("x", x.view())]).expect("it runs");
     assert_eq!(outputs[0].1.view().elements::<f32>(), [32_000.0]);
+}
+
+#[test]
+fn types_alone_tell_what_a_run_counts_as_far_as_elements_do_not_decide() {
+    let session = Session::new(&small());
+    let by_type = |shape: &'static [usize]| View { dtype: DataType::F32, shape, bytes: &[] };
+    let wanted = session.wanted_bytes(&[Some(floats(1024).view())]).expect("a plan");
+    assert_eq!(session.wanted_bytes(&[Some(by_type(&[1024]))]).expect("a plan"), wanted);
+    let large = session.wanted_bytes(&[Some(by_type(&[1024 << 30]))]).expect("a plan");
+    assert_eq!(large - ONE, (wanted - ONE) << 30);
+    // As many zeros as s says.
+    let graph = graph([
+        open_value(11, "s", 7, 1),
+        node("ConstantOfShape", &["s"], &["zeros"]),
+        node("Abs", &["zeros"], &["y"]),
+        open_value(12, "y", 1, 1),
+    ]);
+    let session = Session::new(&Model::from_bytes(model(&graph)).expect("a model"));
+    let s = Tensor::from_elements([1], &[1000i64]).expect("one");
+    assert_eq!(session.wanted_bytes(&[Some(s.view())]).expect("a plan"), 4000);
+    let by_type = View { bytes: &[], ..s.view() };
+    assert!(session.figures(&[Some(by_type)]).expect("a plan").unplanned_nodes > 0);
 }
 
 #[test]

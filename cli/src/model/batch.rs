@@ -9,6 +9,8 @@ use stepalloc_runtime::{DataType, Dim, Error, Graph, Model, Options, Session, Te
 
 /// Batches that are tried at most.
 const MOST: usize = 1 << 24;
+/// Inputs of more bytes are planned by their types: what they hold is data, and decides nothing.
+const TELLING: usize = 4096;
 
 /// The largest batch that fits.
 pub(super) struct Found {
@@ -73,6 +75,8 @@ pub(super) fn find(
 struct Batches<'a> {
     graph: &'a Graph,
     given: &'a [Given],
+    /// Those that come from files.
+    files: Vec<(String, Tensor)>,
     /// By input: its shape for a batch of 1, and which dimensions are the batch; nothing for those that come from files.
     shapes: Vec<(String, DataType, Vec<usize>, Vec<usize>)>,
 }
@@ -115,7 +119,7 @@ impl<'a> Batches<'a> {
                 shapes.push((name.clone(), dtype, shape, those));
             }
         }
-        Ok(Self { graph, given, shapes })
+        Ok(Self { graph, given, files: inputs::only(graph, given)?, shapes })
     }
 
     fn shape(shape: &[usize], batch_at: &[usize], batch: usize) -> Vec<usize> {
@@ -133,22 +137,53 @@ impl<'a> Batches<'a> {
         files.chain(shapes).collect()
     }
 
-    /// What a batch counts towards the limit. Memory of its inputs is asked for, but no page of it is used.
+    /// What a batch counts towards the limit.
     fn bytes(&self, session: &Session, batch: usize) -> Result<u64, Error> {
         let wrong = |name: &str| Error::Argument(format!("input {name} would be too large"));
-        let mut tensors = Vec::new();
+        let mut made = Vec::new();
         for (name, dtype, shape, at) in &self.shapes {
             let ty = Type::new(*dtype, Self::shape(shape, at, batch)).ok_or_else(|| wrong(name))?;
-            tensors.push((name.clone(), Tensor::zeroed(ty)));
+            let tensor = (ty.bytes() <= TELLING).then(|| Tensor::zeroed(ty.clone()));
+            made.push((name, ty, tensor));
         }
-        let files: Vec<_> =
-            self.given.iter().filter(|given| matches!(given, Given::File(..))).cloned().collect();
-        let files = inputs::only(self.graph, &files).map_err(Error::Argument)?;
-        tensors.extend(files);
         let view = |id: &usize| -> Option<View<'_>> {
             let name = &self.graph.values[*id].name;
-            tensors.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor.view())
+            if let Some((_, tensor)) = self.files.iter().find(|(other, _)| other == name) {
+                return Some(tensor.view());
+            }
+            let (_, ty, tensor) = made.iter().find(|(other, ..)| *other == name)?;
+            let by_type = View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] };
+            Some(tensor.as_ref().map_or(by_type, Tensor::view))
         };
         session.wanted_bytes(&self.graph.inputs.iter().map(view).collect::<Vec<_>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The shape of x [any, 2^26] comes out: a batch takes a few bytes of what is limited, and 256 MiB for each of x's rows.
+    const NET: &str = r#"<net name="n" version="11"><layers>
+        <layer id="0" name="x" type="Parameter" version="opset1"><data element_type="f32" shape="?,67108864"/>
+            <output><port id="0" precision="FP32" names="x"><dim>-1</dim><dim>67108864</dim></port></output></layer>
+        <layer id="1" name="y" type="ShapeOf" version="opset3"><data output_type="i64"/><input><port id="0"/></input>
+            <output><port id="1" precision="I64" names="y"><dim>2</dim></port></output></layer>
+        <layer id="2" name="r" type="Result" version="opset1"><input><port id="0"/></input></layer></layers>
+        <edges><edge from-layer="0" from-port="0" to-layer="1" to-port="0"/>
+            <edge from-layer="1" from-port="1" to-layer="2" to-port="0"/></edges></net>"#;
+
+    #[test]
+    fn inputs_take_memory_for_the_batch_that_was_found_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("net.xml");
+        std::fs::write(&path, NET).expect("it is written");
+        let (model, options) = (Model::open(&path).expect("a model"), Options::new().max_mem(1 << 20));
+        let session = Session::with_options(&model, options.clone());
+        let found = find(&model, &session, &options, &[]).expect("a batch");
+        assert_eq!(found.batch, MOST);
+        // 4 PiB: more than a process has addresses for.
+        let error = inputs::tensors(session.graph(), &found.given).expect_err("too large");
+        assert!(error.starts_with("input x: 4503599627370496 bytes of memory are wanted"), "{error}");
     }
 }

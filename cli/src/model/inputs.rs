@@ -4,7 +4,7 @@ use npyz::WriterBuilder;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use stepalloc_runtime::{Bool, DataType, Dim, Element, Graph, Tensor, Type, bf16, f16, read_tensor};
+use stepalloc_runtime::{Bool, DataType, Dim, Element, Error, Graph, Tensor, Type, bf16, f16, read_tensor};
 
 /// What the user says of an input.
 #[derive(Clone, Debug)]
@@ -71,7 +71,8 @@ pub(super) fn tensors(graph: &Graph, given: &[Given]) -> Result<Vec<(String, Opt
         };
         let ty = Type::new(declared.dtype, shape)
             .ok_or_else(|| format!("input {} would be too large", value.name))?;
-        made.push((value.name.clone(), Some(random.tensor(ty))));
+        let tensor = random.tensor(ty).map_err(|error| format!("input {}: {error}", value.name))?;
+        made.push((value.name.clone(), Some(tensor)));
     }
     Ok(made)
 }
@@ -98,8 +99,8 @@ impl Random {
     }
 
     /// Floats from 0 to 1, everything else 0 or 1.
-    fn tensor(&mut self, ty: Type) -> Tensor {
-        let mut tensor = Tensor::zeroed(ty);
+    fn tensor(&mut self, ty: Type) -> Result<Tensor, Error> {
+        let mut tensor = Tensor::try_zeroed(ty)?;
         let view = tensor.view_mut();
         let mut unit = || (self.next() >> 40) as f32 / (1u64 << 24) as f32;
         match view.dtype {
@@ -113,7 +114,7 @@ impl Random {
                 }
             }
         }
-        tensor
+        Ok(tensor)
     }
 }
 

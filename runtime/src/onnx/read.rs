@@ -66,9 +66,13 @@ impl Model {
     }
 
     fn read(bytes: Bytes, folder: &mut Folder) -> Result<Self, Error> {
-        let nodes = weigh::check(&bytes)?;
-        let graph = || GraphProto { node: Vec::with_capacity(nodes), ..GraphProto::default() };
-        let mut proto = ModelProto { graph: (nodes > 0).then(graph), ..ModelProto::default() };
+        let weigh::Counts { nodes, initializers } = weigh::check(&bytes)?;
+        let graph = || GraphProto {
+            node: Vec::with_capacity(nodes),
+            initializer: Vec::with_capacity(initializers),
+            ..GraphProto::default()
+        };
+        let mut proto = ModelProto { graph: (nodes + initializers > 0).then(graph), ..ModelProto::default() };
         proto.merge(bytes).map_err(|error| Error::model(format!("no ONNX model: {error}")))?;
         let graph = proto.graph.ok_or_else(|| Error::model("no ONNX model: it has no graph"))?;
         let opsets = versions(&proto.opset_import);
@@ -176,9 +180,9 @@ impl<'a> Reader<'a> {
             building.graph.values[id].declared = declared(input)?;
             building.graph.inputs.push(id);
         }
-        for initializer in &proto.initializer {
+        for initializer in proto.initializer {
             let name = initializer.name.as_deref().unwrap_or_default();
-            let made = tensor(initializer, self.folder);
+            let made = tensor(&initializer, self.folder);
             let made = made.map_err(|what| Error::model(format!("initializer {name}: {what}")))?;
             // From IR version 4 on initializers need not be inputs.
             let id = match building.scope.names.get(name) {
@@ -199,6 +203,10 @@ impl<'a> Reader<'a> {
         let mut nodes = Vec::with_capacity(proto.node.len());
         self.functions.inline(proto.node, 0, opsets, &mut nodes)?;
         building.graph.nodes.reserve_exact(nodes.len());
+        if outer.is_none() {
+            // Others have values from outside, too: nobody knows yet how many.
+            building.graph.values.reserve_exact(nodes.iter().map(|(node, _)| node.output.len()).sum());
+        }
         for index in in_order(&nodes)? {
             let (node, opsets) = std::mem::take(&mut nodes[index]);
             self.node(node, opsets, &mut building)?;

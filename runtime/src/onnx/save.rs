@@ -7,13 +7,12 @@ use super::proto::{ModelProto, TensorProto};
 use super::read::Model;
 use super::write::Written;
 use crate::error::Error;
+use crate::file;
 use crate::tensor::ALIGNMENT;
 use prost::Message;
 use prost::bytes::Bytes;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Messages have no more bytes: lengths in them are of 31 bits.
 const MOST_BYTES: usize = i32::MAX as usize;
@@ -38,30 +37,8 @@ impl Model {
     /// Writes the model as an ONNX file, as [`Model::to_bytes`] does. A file that is there is replaced when all is written, and may be
     /// the one the model was read from.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        let path = path.as_ref();
         let layout = Layout::new(self)?;
-        let wrong = |source| Error::File { path: path.into(), source };
-        // A link stays one.
-        let target = path.canonicalize().unwrap_or_else(|_| path.into());
-        if target.metadata().is_ok_and(|found| !found.is_file()) {
-            return File::create(&target).and_then(|file| layout.write(file)).map_err(wrong);
-        }
-        let mut name = std::ffi::OsString::from(".");
-        name.push(target.file_name().unwrap_or_default());
-        static SAVED: AtomicU64 = AtomicU64::new(0);
-        name.push(format!(".{}.{}", std::process::id(), SAVED.fetch_add(1, Ordering::Relaxed)));
-        let partial = target.with_file_name(name);
-        let new = File::create_new(&partial).map_err(wrong)?;
-        let done = new
-            .try_clone()
-            .and_then(|file| layout.write(file))
-            .and_then(|()| new.sync_all())
-            .and_then(|()| std::fs::rename(&partial, &target));
-        done.map_err(|source| {
-            // What is left of it is of no use; that it cannot be removed either is no news.
-            let _ = std::fs::remove_file(&partial);
-            wrong(source)
-        })
+        file::put(path.as_ref(), |to| layout.write(to))
     }
 }
 
@@ -109,7 +86,7 @@ fn varint(number: usize) -> usize {
 }
 
 /// Writes a number in so many bytes.
-fn put_varint(to: &mut impl Write, mut number: usize, bytes: usize) -> io::Result<()> {
+fn put_varint(to: &mut dyn Write, mut number: usize, bytes: usize) -> io::Result<()> {
     for at in 1..=bytes {
         let more = if at < bytes { 0x80 } else { 0 };
         to.write_all(&[(number & 0x7f) as u8 | more])?;
@@ -151,25 +128,24 @@ impl Layout {
         self.model.len() + 1 + self.length_bytes + self.graph_length
     }
 
-    fn write(&self, to: impl Write) -> io::Result<()> {
-        let mut to = BufWriter::new(to);
+    fn write(&self, to: &mut dyn Write) -> io::Result<()> {
         to.write_all(&self.model)?;
         to.write_all(&[GRAPH])?;
-        put_varint(&mut to, self.graph_length, self.length_bytes)?;
+        put_varint(to, self.graph_length, self.length_bytes)?;
         to.write_all(&self.graph)?;
         for weight in &self.weights {
             to.write_all(&[INITIALIZER])?;
-            put_varint(&mut to, weight.length(), varint(weight.length()))?;
+            put_varint(to, weight.length(), varint(weight.length()))?;
             to.write_all(&weight.head)?;
             if let Some(spaces) = weight.padding.checked_sub(2) {
                 to.write_all(&[DOC_STRING, spaces as u8])?;
                 to.write_all(&[b' '; 2 * ALIGNMENT][..spaces])?;
             }
             to.write_all(&[RAW_DATA])?;
-            put_varint(&mut to, weight.elements.len(), varint(weight.elements.len()))?;
+            put_varint(to, weight.elements.len(), varint(weight.elements.len()))?;
             to.write_all(&weight.elements)?;
         }
-        to.flush()
+        Ok(())
     }
 }
 

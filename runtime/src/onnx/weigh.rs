@@ -15,7 +15,8 @@ use crate::graph::{Attribute, Node, Value};
 use crate::tensor::{ALIGNMENT, Tensor};
 use prost::bytes::Bytes;
 
-/// A file may take so many times its size, and so much more: twenty thousand nodes whose weights are in another file.
+/// A file may take so many times its size, and so much more: ten thousand nodes of short names without any weights in the file. Names as
+/// exporters make them are long enough for any number.
 const TIMES: u64 = 10;
 const BASE: u64 = 16 << 20;
 /// Messages may lie within each other so deep: a little more than what prost refuses.
@@ -24,10 +25,12 @@ const DEPTH: usize = 110;
 const BLOCK: u64 = 16;
 /// A name as a key of a table, which may be half empty, with its number.
 const KEY: u64 = 2 * (size_of::<(String, usize)>() as u64 + 1) + BLOCK;
-/// Of each node when it is understood: itself twice, its operator, its place in the order.
-const NODE: u64 = (size_of::<Node>() + size_of::<NodeProto>()) as u64 + 272;
-/// Of each value: itself in a vector that doubles, and its name in two tables.
-const VALUE: u64 = 3 * size_of::<Value>() as u64 + 2 * KEY;
+/// Of each node when it is understood: its message with its versions, itself, its operator, its place in the order.
+const NODE: u64 = (size_of::<Node>() + size_of::<NodeProto>()) as u64 + 288;
+/// Of each value: itself, and its name in two tables.
+const VALUE: u64 = size_of::<Value>() as u64 + 2 * KEY;
+/// What it takes beside that in a vector that doubles.
+const DOUBLED: u64 = 2 * size_of::<Value>() as u64;
 /// Of each attribute: itself in a table.
 const ATTRIBUTE: u64 = 2 * size_of::<(String, Attribute)>() as u64 + KEY;
 /// Of each tensor.
@@ -37,13 +40,19 @@ const TAKEN: u64 = 96;
 /// Each byte of messages that no model has but for curiosity: more than the smallest of them take.
 const RARE: u64 = 300;
 
-/// Whether decoding so many bytes is within bounds. Returns how many nodes the model's graph has, for which there must be room
-/// before it is decoded.
-pub(super) fn check(file: &Bytes) -> Result<usize, Error> {
+/// Nodes and initializers of the model's graph, for which there must be room before it is decoded.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Counts {
+    pub nodes: usize,
+    pub initializers: usize,
+}
+
+/// Whether decoding so many bytes is within bounds.
+pub(super) fn check(file: &Bytes) -> Result<Counts, Error> {
     let allowed = TIMES * file.len() as u64 + BASE;
-    let (bytes, nodes) = weigh(file).map_err(|Group| Error::model("no ONNX model: it has groups"))?;
+    let (bytes, counts) = weigh(file).map_err(|Group| Error::model("no ONNX model: it has groups"))?;
     if bytes <= allowed {
-        return Ok(nodes as usize);
+        return Ok(counts);
     }
     let why = format!(
         "its messages are so small that they would take {bytes} bytes in memory; {TIMES} times the file and {BASE} bytes are allowed"
@@ -51,12 +60,12 @@ pub(super) fn check(file: &Bytes) -> Result<usize, Error> {
     Err(Error::model(why))
 }
 
-/// Bytes of memory that a model in this file takes at most while it is read, and nodes of its graph.
-fn weigh(file: &[u8]) -> Result<(u64, u64), Group> {
-    let mut weigher = Weigher { total: 0, graphs: 0, nodes: 0 };
+/// Bytes of memory that a model in this file takes at most while it is read, and what there is of its graph.
+fn weigh(file: &[u8]) -> Result<(u64, Counts), Group> {
+    let mut weigher = Weigher { total: 0, early: 0, late: 0, graphs: 0, counts: Counts::default() };
     match weigher.message(Kind::Model, file, 0) {
         // What ends too early is counted as far as it goes: decoding does not get further.
-        Ok(()) | Err(Stop::Short) => Ok((weigher.total, weigher.nodes)),
+        Ok(()) | Err(Stop::Short) => Ok((weigher.total + weigher.early.max(weigher.late), weigher.counts)),
         Err(Stop::Group) => Err(Group),
     }
 }
@@ -73,10 +82,12 @@ enum Stop {
 
 struct Weigher {
     total: u64,
+    /// Of the model's graph: what is there until all initializers are understood, and what is not there before.
+    early: u64,
+    late: u64,
     /// Graphs around what is looked at.
     graphs: u64,
-    /// Nodes of the model's graph.
-    nodes: u64,
+    counts: Counts,
 }
 
 /// Messages of ONNX.
@@ -96,6 +107,10 @@ enum Kind {
     Dimension,
     Function,
     Annotation,
+    /// Texts that no graph has.
+    Entry,
+    /// The same of a tensor: where its elements are.
+    Location,
     /// Texts and numbers only.
     Flat,
 }
@@ -105,6 +120,8 @@ enum Holds {
     /// Nothing that takes memory beside its message.
     Nothing,
     Text,
+    /// Text that stays in its message.
+    Kept,
     /// Names in a vector, of values that are there.
     Taken,
     /// Names in a vector, of values that are made.
@@ -134,8 +151,8 @@ fn boxed<T>(kind: Kind) -> Holds {
 }
 
 fn holds(kind: Kind, field: u64) -> Holds {
-    use Holds::{Floats, Integers, Lent, Made, Nothing, One, Rare, Taken, Text};
-    let entries = || many::<StringStringEntryProto>(Kind::Flat, 0);
+    use Holds::{Floats, Integers, Kept, Lent, Made, Nothing, One, Rare, Taken, Text};
+    let entries = || many::<StringStringEntryProto>(Kind::Entry, 0);
     match (kind, field) {
         (Kind::Model, 2..=4 | 6) => Text,
         (Kind::Model, 7) => One(Kind::Graph),
@@ -145,8 +162,8 @@ fn holds(kind: Kind, field: u64) -> Holds {
         (Kind::Model, 25) => many::<FunctionProto>(Kind::Function, 2 * KEY),
         (Kind::Graph, 1) => many::<NodeProto>(Kind::Node, NODE),
         (Kind::Graph, 2 | 10) => Text,
-        (Kind::Graph, 5) => many::<TensorProto>(Kind::Tensor, VALUE + KEY + TENSOR),
-        (Kind::Graph, 11 | 12) => many::<ValueInfoProto>(Kind::ValueInfo, VALUE),
+        (Kind::Graph, 5) => many::<TensorProto>(Kind::Tensor, VALUE + DOUBLED + KEY + TENSOR),
+        (Kind::Graph, 11 | 12) => many::<ValueInfoProto>(Kind::ValueInfo, VALUE + DOUBLED),
         (Kind::Graph, 13) => many::<ValueInfoProto>(Kind::ValueInfo, 0),
         (Kind::Graph, 14) => many::<TensorAnnotation>(Kind::Annotation, 0),
         (Kind::Graph, 15) => many::<SparseTensorProto>(Kind::Sparse, 0),
@@ -176,7 +193,8 @@ fn holds(kind: Kind, field: u64) -> Holds {
         (Kind::Tensor, 4 | 6 | 10) => Lent,
         (Kind::Tensor, 7 | 11) => Integers(8, 8),
         (Kind::Tensor, 8 | 12) => Text,
-        (Kind::Tensor, 13 | 16) => entries(),
+        (Kind::Tensor, 13) => many::<StringStringEntryProto>(Kind::Location, 0),
+        (Kind::Tensor, 16) => entries(),
         (Kind::Sparse, 1 | 2) => One(Kind::Tensor),
         (Kind::Sparse, 3) => Integers(8, 0),
         (Kind::ValueInfo, 1 | 3) => Text,
@@ -202,6 +220,7 @@ fn holds(kind: Kind, field: u64) -> Holds {
         (Kind::Function, 14) => entries(),
         (Kind::Annotation, 1) => Text,
         (Kind::Annotation, 2) => entries(),
+        (Kind::Entry | Kind::Location, _) => Kept,
         (Kind::Flat, _) => Text,
         _ => Nothing,
     }
@@ -223,14 +242,18 @@ impl Weigher {
         self.graphs -= u64::from(matches!(kind, Kind::Graph));
         if depth == 1 && matches!(kind, Kind::Graph) {
             // There is room for them before.
-            let (count, size) = std::mem::take(&mut vectors[1]);
-            self.nodes += count;
-            self.total += count * size + BLOCK;
+            let [nodes, initializers] = [1, 5].map(|field| std::mem::take(&mut vectors[field]));
+            self.counts.nodes += nodes.0 as usize;
+            self.counts.initializers += initializers.0 as usize;
+            self.early += nodes.0 * nodes.1 + initializers.0 * initializers.1;
+            self.total += 2 * BLOCK;
         }
-        for (count, size) in vectors.into_iter().filter(|(count, _)| *count > 0) {
+        for (field, (count, size)) in vectors.into_iter().enumerate().filter(|(_, (count, _))| *count > 0) {
             // Room doubles; while it does, the half that was there is there as well.
             let room = count.next_power_of_two().max(4);
-            self.total += if count > 4 { room + room / 2 } else { room } * size + BLOCK;
+            let bytes = if count > 4 { room + room / 2 } else { room } * size + BLOCK;
+            let is_location = depth == 2 && matches!((kind, field), (Kind::Tensor, 13));
+            *if is_location { &mut self.early } else { &mut self.total } += bytes;
         }
         done
     }
@@ -277,14 +300,17 @@ impl Weigher {
                 Holds::Nothing => {}
                 // In the message and in the graph.
                 Holds::Text => self.total += 2 * text,
+                Holds::Kept if depth == 3 && matches!(kind, Kind::Location) => self.early += text,
+                Holds::Kept => self.total += text,
                 Holds::Taken => {
                     add(1, size_of::<String>());
                     // What a graph takes from outside is a value of it, and of those around it.
-                    self.total += text + TAKEN + self.graphs.saturating_sub(1) * (VALUE + 3 * text);
+                    self.total += text + TAKEN + self.graphs.saturating_sub(1) * (VALUE + DOUBLED + 3 * text);
                 }
                 Holds::Made => {
                     add(1, size_of::<String>());
-                    self.total += 3 * text + VALUE;
+                    // There is room for those of the model's graph before.
+                    self.total += 3 * text + VALUE + if self.graphs > 1 { DOUBLED } else { 0 };
                 }
                 Holds::Lent => {
                     add(1, size_of::<Bytes>());
@@ -295,10 +321,11 @@ impl Weigher {
                     self.total += size as u64 + BLOCK + TENSOR;
                     self.message(kind, inner, depth + 1)?;
                 }
-                Holds::Many(kind, size, then) => {
+                Holds::Many(each, size, then) => {
                     add(1, size);
-                    self.total += then;
-                    self.message(kind, inner, depth + 1)?;
+                    let is_late = depth == 1 && matches!((kind, each), (Kind::Graph, Kind::Node));
+                    *if is_late { &mut self.late } else { &mut self.total } += then;
+                    self.message(each, inner, depth + 1)?;
                 }
                 Holds::Integers(size, then) => {
                     // Each ends with a byte below 128.

@@ -156,6 +156,42 @@ fn files_are_found_by_name_and_missing_weights_are_named() {
 }
 
 #[test]
+fn gates_are_put_in_order_when_they_are_first_used() {
+    let (input, hidden) = (24, 8);
+    let mut text = Text::default();
+    let x = text.parameter("f32", "FP32 1 3 24");
+    let h = text.parameter("f32", "FP32 1 2 8");
+    let c = text.parameter("f32", "FP32 1 2 8");
+    let (w, r, b) = (2 * 32 * input * 4, 2 * 32 * hidden * 4, 2 * 32 * 4);
+    let lengths = text.constant("i32", "1", [0, 4]);
+    let weights = [("2,32,24", 4, w), ("2,32,8", 4 + w, r), ("2,32", 4 + w + r, b)];
+    let [w, r, b] = weights.map(|(shape, at, size)| text.constant("f32", shape, [at, size]));
+    let told = r#"hidden_size="8" direction="bidirectional""#;
+    let given = [x, h, c, lengths, w, r, b];
+    let made = ["FP32 1 2 3 8", "FP32 1 2 8", "FP32 1 2 8"];
+    let network = text.layer("LSTMSequence", told, &given, &made);
+    text.result((network, given.len()));
+    let numbers = |count: usize| (0..count).map(|n| (n * 37 % 101) as f32 / 99.0 - 0.5).collect::<Vec<_>>();
+    let bin = [bytes(&[3i32]), bytes(&numbers(2 * 32 * (input + hidden + 1)))].concat();
+    let inputs =
+        [floats(&[1, 3, 24], &numbers(72)), floats(&[1, 2, 8], &[0.1; 16]), floats(&[1, 2, 8], &[0.2; 16])];
+    let wanted = run(&text, &bin, &inputs);
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.xml");
+    std::fs::write(&path, text.net()).unwrap();
+    std::fs::write(path.with_extension("bin"), &bin).unwrap();
+    let model = Model::open(&path).unwrap();
+    let weights = model.graph.weights();
+    let large: Vec<_> = weights.iter().filter(|weight| weight.ty().shape.len() == 3).collect();
+    assert!(large.len() >= 2 && large.iter().all(|weight| weight.own_bytes() == 0));
+    let names = ["v0_0", "v1_0", "v2_0"];
+    let given: Vec<_> = names.iter().zip(&inputs).map(|(name, tensor)| (*name, tensor.view())).collect();
+    let made = Session::new(&model).run(&given).unwrap();
+    assert_eq!(made[0].1.view().bytes, wanted[0].view().bytes);
+}
+
+#[test]
 fn matrices_given_turned_are_read_so() {
     let mut text = Text::default();
     let a = text.parameter("f32", "FP32 2 2 1");

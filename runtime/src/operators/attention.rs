@@ -349,24 +349,18 @@ impl Operator for Attention {
 
 #[cfg(test)]
 mod tests {
-    use super::super::trial::{Trial, close, numbers, tensor};
+    use super::super::trial::{Trial, close, floats, numbers, tensor};
     use crate::element::{Bool, Number, f16};
-    use crate::tensor::Tensor;
-
-    fn elements(tensor: &Tensor) -> Vec<f32> {
-        tensor.view().elements::<f32>().to_vec()
-    }
 
     #[test]
     fn many_queries_see_what_each_would_see_alone() {
         let (queries, width) = (150, 4);
         let all = [1, 2, 3].map(|seed| numbers(&[1, 2, queries, width], seed));
         let made = Trial::new("Attention", &[], &all).int("is_causal", 1).run().expect("it runs");
-        let made = elements(&made[0]);
+        let made = floats(&made[0]);
         for query in [0, 1, 127, 128, 149] {
             let part = |index: usize, from: usize| {
-                let rows = elements(&all[index]);
-                let heads = rows.chunks(queries * width);
+                let heads = floats(&all[index]).chunks(queries * width);
                 let rows: Vec<f32> =
                     heads.flat_map(|rows| rows[from * width..(query + 1) * width].to_vec()).collect();
                 tensor(&[1, 2, query + 1 - from, width], &rows)
@@ -374,7 +368,7 @@ mod tests {
             let alone = Trial::new("Attention", &[], [part(0, query), part(1, 0), part(2, 0)])
                 .run()
                 .expect("it runs");
-            let wanted = elements(&alone[0]);
+            let wanted = floats(&alone[0]);
             for head in 0..2 {
                 let at = (head * queries + query) * width;
                 assert!(close(&made[at..at + width], &wanted[head * width..][..width]), "query {query}");
@@ -385,8 +379,8 @@ mod tests {
     #[test]
     fn a_past_that_nobody_wants_back_is_seen_all_the_same() {
         let halves = |shape: &[usize], seed: u32| {
-            let floats = elements(&numbers(shape, seed));
-            tensor(shape, &floats.iter().map(|&x| f16::narrow(x)).collect::<Vec<_>>())
+            let whole = numbers(shape, seed);
+            tensor(shape, &floats(&whole).iter().map(|&x| f16::narrow(x)).collect::<Vec<_>>())
         };
         let [q, k, v] = [1, 2, 3].map(|seed| halves(&[2, 3, 8], seed));
         let past = [4, 5].map(|seed| halves(&[2, 1, 2, 4], seed));
@@ -408,10 +402,10 @@ mod tests {
             [numbers(&[1, 2, 3, 4], 1), numbers(&[1, 2, keys, 4], 2), numbers(&[1, 2, keys, 4], 3)]
         };
         let made = Trial::new("Attention", &[], inputs(0)).run().expect("it runs");
-        assert_eq!(elements(&made[0]), [0.0; 24]);
+        assert_eq!(floats(&made[0]), [0.0; 24]);
         let hidden = inputs(5).into_iter().chain([tensor(&[1, 5], &[Bool::default(); 5])]);
         let made = Trial::new("Attention", &[], hidden).run().expect("it runs");
-        assert_eq!(elements(&made[0]), [0.0; 24]);
+        assert_eq!(floats(&made[0]), [0.0; 24]);
         let none = [numbers(&[0, 2, 3, 4], 1), numbers(&[0, 2, 3, 4], 2), numbers(&[0, 2, 3, 0], 3)];
         assert!(
             Trial::new("Attention", &[], none).outputs(4).run().is_ok(),

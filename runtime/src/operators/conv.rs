@@ -225,10 +225,17 @@ impl Operator for Conv {
 }
 
 /// How a convolution of f32 is computed without unrolling it.
-#[allow(clippy::large_enum_variant, reason = "one is on the stack while a convolution runs")]
 enum Way {
-    Direct(direct::Frame),
+    /// Filters of a group, over one image at a time.
+    Each(Each),
+    /// Places of all images side by side.
     Columns,
+}
+
+/// How filters of a group are computed over one image.
+#[allow(clippy::large_enum_variant, reason = "one is on the stack while a convolution runs")]
+enum Each {
+    Direct(direct::Frame),
     Dots,
 }
 
@@ -239,18 +246,18 @@ impl Way {
             None
         } else if sizes.window.output() < FEW_PLACES {
             let is_many = sizes.batch * sizes.window.output() >= FEW_PLACES;
-            Some(if is_many { Self::Columns } else { Self::Dots })
+            Some(if is_many { Self::Columns } else { Self::Each(Each::Dots) })
         } else {
-            direct::Frame::new(sizes).map(Self::Direct)
+            direct::Frame::new(sizes).map(|frame| Self::Each(Each::Direct(frame)))
         }
     }
 
     /// Elements of scratch memory for a core.
     fn scratch(&self, sizes: &Sizes) -> usize {
         match self {
-            Self::Direct(frame) => frame.scratch(sizes),
+            Self::Each(Each::Direct(frame)) => frame.scratch(sizes),
+            Self::Each(Each::Dots) => dots::scratch(sizes),
             Self::Columns => columns::scratch(sizes),
-            Self::Dots => dots::scratch(sizes),
         }
     }
 }
@@ -286,16 +293,24 @@ fn convolve(
     let for_one = way.scratch(sizes);
     // Filters of all groups of all images, shared out evenly.
     let cores = if sizes.is_small() { 1 } else { (scratch.len() / for_one).max(1) };
-    if matches!(way, Way::Columns) {
-        // Whole images.
-        let (from, to) = (image * sizes.group, to * sizes.group * places);
-        let share = sizes.batch.div_ceil(cores);
-        return threads::pieces_of_two((out, share * to), (scratch, for_one), 1, &|number, out, scratch| {
-            let x = &x[number * share * from..][..out.len() / to * from];
-            Columns { sizes, x, w, bias, out: &mut *out, scratch }.dispatch();
-            done(number * share * to, out);
-        });
-    }
+    let each = match way {
+        Way::Each(each) => each,
+        Way::Columns => {
+            // Whole images.
+            let (from, to) = (image * sizes.group, to * sizes.group * places);
+            let share = sizes.batch.div_ceil(cores);
+            return threads::pieces_of_two(
+                (out, share * to),
+                (scratch, for_one),
+                1,
+                &|number, out, scratch| {
+                    let x = &x[number * share * from..][..out.len() / to * from];
+                    Columns { sizes, x, w, bias, out: &mut *out, scratch }.dispatch();
+                    done(number * share * to, out);
+                },
+            );
+        }
+    };
     let share = (out.len() / places).div_ceil(cores);
     threads::pieces_of_two((out, share * places), (scratch, for_one), 1, &|number, out, scratch| {
         let first = number * share;
@@ -315,9 +330,9 @@ fn convolve(
                 is_first: next == first,
                 done: &|index, part| done(next * places + index, part),
             };
-            match way {
-                Way::Direct(frame) => Direct { frame, part }.dispatch(),
-                Way::Dots | Way::Columns => Dots(part).dispatch(),
+            match each {
+                Each::Direct(frame) => Direct { frame, part }.dispatch(),
+                Each::Dots => Dots(part).dispatch(),
             }
             (out, next) = (rest, next + count);
         }
@@ -403,15 +418,8 @@ fn plainly<T: Number>(sizes: &Sizes, x: &[T]) -> impl Fn(usize, Range<usize>, &m
 
 #[cfg(test)]
 mod tests {
+    use super::super::trial::axis;
     use super::*;
-    use crate::operators::window::Axis;
-
-    fn axis(
-        (input, kernel, stride, dilation, begin, end): (usize, usize, usize, usize, usize, usize),
-    ) -> Axis {
-        let output = (input + begin + end - ((kernel - 1) * dilation + 1)) / stride + 1;
-        Axis { input, output, kernel, stride, dilation, begin, end }
-    }
 
     /// Numbers that are exact in every order of summing.
     fn numbers(count: usize, step: usize) -> Vec<f32> {
@@ -422,16 +430,16 @@ mod tests {
     fn directly_and_unrolled_they_are_the_same() {
         let square = |axis_of| vec![axis(axis_of); 2];
         for (batch, from, to, group, axes) in [
-            (1, 3, 8, 1, square((9, 3, 1, 1, 1, 1))),
-            (2, 4, 13, 1, square((19, 3, 2, 1, 1, 0))),
-            (1, 1, 1, 7, vec![axis((19, 5, 2, 1, 2, 2)), axis((70, 5, 1, 1, 2, 2))]),
-            (3, 5, 30, 2, square((31, 1, 1, 1, 0, 0))),
-            (1, 5, 7, 1, square((30, 3, 1, 2, 0, 0))),
-            (1, 2, 3, 1, vec![axis((7, 2, 3, 2, 1, 0)), axis((300, 4, 3, 2, 5, 3))]),
-            (1, 3, 5, 1, square((9, 1, 2, 1, 0, 0))),
-            (2, 6, 25, 3, vec![axis((500, 4, 1, 1, 3, 0))]),
-            (1, 2, 2, 1, square((1, 3, 1, 1, 1, 1))),
-            (1, 30, 29, 1, square((40, 3, 1, 1, 1, 1))),
+            (1, 3, 8, 1, square([9, 3, 1, 1, 1, 1])),
+            (2, 4, 13, 1, square([19, 3, 2, 1, 1, 0])),
+            (1, 1, 1, 7, vec![axis([19, 5, 2, 1, 2, 2]), axis([70, 5, 1, 1, 2, 2])]),
+            (3, 5, 30, 2, square([31, 1, 1, 1, 0, 0])),
+            (1, 5, 7, 1, square([30, 3, 1, 2, 0, 0])),
+            (1, 2, 3, 1, vec![axis([7, 2, 3, 2, 1, 0]), axis([300, 4, 3, 2, 5, 3])]),
+            (1, 3, 5, 1, square([9, 1, 2, 1, 0, 0])),
+            (2, 6, 25, 3, vec![axis([500, 4, 1, 1, 3, 0])]),
+            (1, 2, 2, 1, square([1, 3, 1, 1, 1, 1])),
+            (1, 30, 29, 1, square([40, 3, 1, 1, 1, 1])),
         ] {
             let window = Window::new(axes.into_iter().collect());
             let sizes = Sizes { batch, from, to, group, window };
@@ -452,7 +460,8 @@ mod tests {
             )
             .expect("it fits");
             let frame = direct::Frame::new(&sizes).expect("it is for two dimensions");
-            for (way, cores) in [(Way::Dots, 2), (Way::Columns, 2), (Way::Direct(frame), 3)]
+            let (dots, direct) = (Way::Each(Each::Dots), Way::Each(Each::Direct(frame)));
+            for (way, cores) in [(dots, 2), (Way::Columns, 2), (direct, 3)]
                 .iter()
                 .flat_map(|(way, cores)| [(way, 1), (way, *cores)])
             {

@@ -78,7 +78,7 @@ mod softmax;
 mod strided;
 mod threads;
 #[cfg(test)]
-mod trial;
+pub(crate) mod trial;
 #[cfg(test)]
 mod trials;
 mod unary;

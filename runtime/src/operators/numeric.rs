@@ -159,14 +159,8 @@ fn widened(dtype: DataType, element: &[u8]) -> [u64; 1] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::trial::run;
-    use crate::element::Element;
+    use super::super::trial::{run, tensor};
     use crate::graph::Attribute;
-    use crate::tensor::Tensor;
-
-    fn tensor<T: Element>(shape: &[usize], elements: &[T]) -> Tensor {
-        Tensor::from_elements(shape, elements).unwrap()
-    }
 
     #[test]
     fn limits_that_cross_give_the_upper_one_and_those_of_old_versions_are_attributes() {

@@ -246,14 +246,10 @@ impl Operator for DynamicQuantize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::trial::{run, run_for};
+    use super::super::trial::{run, run_for, tensor};
     use crate::element::DataType;
     use crate::graph::Attribute;
     use crate::tensor::Tensor;
-
-    fn tensor<T: crate::element::Element>(shape: &[usize], elements: &[T]) -> Tensor {
-        Tensor::from_elements(shape, elements).unwrap()
-    }
 
     /// As many elements as cores share, in every grid of scales there is, against the formula.
     #[test]

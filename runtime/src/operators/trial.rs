@@ -1,5 +1,6 @@
 //! Runs single operators with memory of their own, for tests.
 
+use super::window::Axis;
 use super::{Call, Definition, Known, Operator, Reuse, Unclear, make};
 use crate::element::Element;
 use crate::graph::{Attribute, Attributes};
@@ -197,7 +198,7 @@ pub(super) fn counting(shape: &[usize]) -> Tensor {
 }
 
 /// Numbers between -1 and 1 that look like none in particular.
-pub(super) fn numbers(shape: &[usize], seed: u32) -> Tensor {
+pub(crate) fn numbers(shape: &[usize], seed: u32) -> Tensor {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -207,6 +208,17 @@ pub(super) fn numbers(shape: &[usize], seed: u32) -> Tensor {
     };
     let elements: Vec<f32> = (0..shape.iter().product()).map(|_| next()).collect();
     tensor(shape, &elements)
+}
+
+/// The elements of a tensor of f32.
+pub(super) fn floats(tensor: &Tensor) -> &[f32] {
+    tensor.view().elements()
+}
+
+/// A dimension that windows move along: its size, the kernel's, their stride and dilation, and what is padded before and behind.
+pub(super) fn axis([input, kernel, stride, dilation, begin, end]: [usize; 6]) -> Axis {
+    let output = (input + begin + end - ((kernel - 1) * dilation + 1)) / stride + 1;
+    Axis { input, output, kernel, stride, dilation, begin, end }
 }
 
 /// Whether two tensors are the same but for rounding.

@@ -357,14 +357,9 @@ fn times<T: Copy + std::ops::Mul<Output = T>>(block: &mut [T], with: &[T]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::trial::{in_place, run};
+    use super::super::trial::{in_place, run, tensor};
     use super::*;
-    use crate::element::{Element, f16};
-    use crate::tensor::Tensor;
-
-    fn tensor<T: Element>(shape: &[usize], elements: &[T]) -> Tensor {
-        Tensor::from_elements(shape, elements).unwrap()
-    }
+    use crate::element::f16;
 
     #[test]
     fn over_the_input_is_as_beside_it() {

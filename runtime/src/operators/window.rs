@@ -434,20 +434,16 @@ where
 
 #[cfg(test)]
 mod tests {
+    use super::super::trial::axis;
     use super::*;
-
-    fn axis(input: usize, kernel: usize, stride: usize, dilation: usize, begin: usize, end: usize) -> Axis {
-        let output = (input + begin + end - ((kernel - 1) * dilation + 1)) / stride + 1;
-        Axis { input, output, kernel, stride, dilation, begin, end }
-    }
 
     #[test]
     fn folding_meets_what_a_search_of_all_elements_meets() {
         for axes in [
-            vec![axis(5, 3, 1, 1, 1, 1)],
-            vec![axis(7, 3, 2, 1, 1, 0), axis(6, 2, 2, 2, 0, 3)],
-            vec![axis(4, 2, 3, 1, 2, 2), axis(3, 3, 1, 1, 1, 1), axis(9, 3, 3, 2, 4, 0)],
-            vec![axis(1, 4, 1, 2, 5, 5), axis(2, 2, 2, 1, 2, 2)],
+            vec![axis([5, 3, 1, 1, 1, 1])],
+            vec![axis([7, 3, 2, 1, 1, 0]), axis([6, 2, 2, 2, 0, 3])],
+            vec![axis([4, 2, 3, 1, 2, 2]), axis([3, 3, 1, 1, 1, 1]), axis([9, 3, 3, 2, 4, 0])],
+            vec![axis([1, 4, 1, 2, 5, 5]), axis([2, 2, 2, 1, 2, 2])],
         ] {
             let window = Window::new(axes.iter().copied().collect());
             let input: Vec<i64> = (1..=window.input() as i64).collect();
@@ -476,7 +472,7 @@ mod tests {
 
     #[test]
     fn columns_scattered_back_count_the_windows_over_each_element() {
-        let window = Window::new([axis(5, 3, 2, 1, 1, 1), axis(4, 2, 1, 1, 0, 0)].into_iter().collect());
+        let window = Window::new([axis([5, 3, 2, 1, 1, 1]), axis([4, 2, 1, 1, 0, 0])].into_iter().collect());
         let mut columns = vec![9; window.kernel() * window.output()];
         window.columns(&[1; 20], 0..window.rows(), &mut columns, 0, |x: i32| x);
         let mut plane = vec![0; 20];

@@ -5,8 +5,10 @@
 use super::edit::Editor;
 use super::facts::Facts;
 use super::{layer_norm, product};
-use crate::graph::{Attribute, Graph, Node, Value};
+use crate::graph::{Attribute, Graph, Node, Value, ValueId};
 use crate::tensor::Tensor;
+use std::cell::LazyCell;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// The version that models are raised to: the first with `LayerNormalization`.
@@ -110,6 +112,9 @@ fn gains(graph: &Graph, from: i64, is_inner: bool) -> bool {
 
 fn raised(graph: &Graph, is_inner: bool) -> Option<Graph> {
     let mut made = Graph { nodes: Vec::new(), ..graph.clone() };
+    let mut names: HashSet<_> = graph.values.iter().map(|value| value.name.clone()).collect();
+    // What nodes make is the same before and afterwards.
+    let facts = LazyCell::new(|| Facts::new(graph, &[], is_inner));
     for node in &graph.nodes {
         let mut node = node.clone();
         if node.domain.is_empty() {
@@ -117,7 +122,7 @@ fn raised(graph: &Graph, is_inner: bool) -> Option<Graph> {
             if node.opset >= RAISED || node.opset < FIRST {
                 return None;
             }
-            convert(&mut node, &mut made, is_inner)?;
+            convert(&mut node, &mut made, &mut names, &|id| facts.rank(id))?;
             node.opset = RAISED;
             let graphs: Vec<_> =
                 node.graphs().map(|(name, inner)| (name.to_owned(), raised(inner, true))).collect();
@@ -131,20 +136,25 @@ fn raised(graph: &Graph, is_inner: bool) -> Option<Graph> {
     Some(made)
 }
 
-/// Says what a node says in the words of the raised version.
-fn convert(node: &mut Node, graph: &mut Graph, is_inner: bool) -> Option<()> {
+/// Says what a node says in the words of the raised version; `names` are those of all values.
+fn convert(
+    node: &mut Node,
+    graph: &mut Graph,
+    names: &mut HashSet<String>,
+    rank: &dyn Fn(ValueId) -> Option<usize>,
+) -> Option<()> {
     let old = node.opset < AXES_AS_INPUTS;
     match node.op_type.as_str() {
         // Learning, it has more outputs.
         "BatchNormalization" if node.output().is_none() => return None,
         op if SAME.contains(&op) => {}
-        "Squeeze" | "Unsqueeze" | "ReduceSum" if old => as_input(node, "axes", graph),
-        "Split" if old => as_input(node, "split", graph),
+        "Squeeze" | "Unsqueeze" | "ReduceSum" if old => as_input(node, "axes", graph, names),
+        "Split" if old => as_input(node, "split", graph, names),
         "Squeeze" | "Unsqueeze" | "ReduceSum" | "Split" => {}
         "Softmax" | "LogSoftmax" if old => {
             // From the axis on all dimensions were one: the same where there is one only.
             let axis = node.attributes.int("axis", 1);
-            let rank = node.input(0).and_then(|id| Facts::new(graph, &[], is_inner).rank(id));
+            let rank = node.input(0).and_then(rank);
             if axis != -1 && rank.is_none_or(|rank| axis != rank as i64 - 1) {
                 return None;
             }
@@ -157,12 +167,12 @@ fn convert(node: &mut Node, graph: &mut Graph, is_inner: bool) -> Option<()> {
 }
 
 /// Integers of an attribute become the second input.
-fn as_input(node: &mut Node, attribute: &str, graph: &mut Graph) {
+fn as_input(node: &mut Node, attribute: &str, graph: &mut Graph, names: &mut HashSet<String>) {
     let Some(ints) = node.attributes.ints(attribute) else { return };
     let Some(tensor) = Tensor::from_elements([ints.len()], &ints) else { return };
     node.attributes.0.remove(attribute);
     let mut name = format!("{}_{attribute}", node.name);
-    while graph.values.iter().any(|value| value.name == name) {
+    while !names.insert(name.clone()) {
         name.push('_');
     }
     node.inputs.truncate(1);

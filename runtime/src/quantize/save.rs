@@ -1,12 +1,13 @@
 //! Models to files: all or nothing, with tensors beside the model where one message cannot hold them.
 
 use crate::error::Error;
+use crate::file;
 use crate::onnx::proto::{
     AttributeProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto,
 };
 use crate::onnx::tensors::{EXTERNAL, Folder, external};
 use prost::Message;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// A protobuf message is shorter than 2 GiB.
@@ -69,7 +70,7 @@ pub(super) fn gather(model: &mut ModelProto, folder: &mut Folder) -> Result<u64,
 /// Writes a model; where it would have more than `most` bytes, with its tensors in PATH.data. Returns the bytes of both.
 pub(super) fn save(mut model: ModelProto, path: &Path, most: usize) -> Result<u64, Error> {
     if model.encoded_len() <= most {
-        return put(path, &mut |file| file.write_all(&model.encode_to_vec()));
+        return message(&model, path);
     }
     let data = PathBuf::from(format!("{}.data", path.display()));
     let location = data.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -95,31 +96,21 @@ pub(super) fn save(mut model: ModelProto, path: &Path, most: usize) -> Result<u6
             "without its tensors it would have {left} bytes, and a message has at most {most}"
         )));
     }
-    let beside = put(&data, &mut |file| {
+    file::put(&data, |to| {
         let mut at = 0;
         for (offset, bytes) in &parts {
-            io::copy(&mut io::repeat(0).take(offset - at), file)?;
-            file.write_all(bytes)?;
+            io::copy(&mut io::repeat(0).take(offset - at), to)?;
+            to.write_all(bytes)?;
             at = offset + bytes.len() as u64;
         }
         Ok(())
     })?;
-    Ok(beside + put(path, &mut |file| file.write_all(&model.encode_to_vec()))?)
+    Ok(end + message(&model, path)?)
 }
 
-/// Writes a file: who opens it sees the old one or the new one. Returns its length.
-fn put(path: &Path, write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> Result<u64, Error> {
-    let mut written = || {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
-        let file =
-            tempfile::Builder::new().prefix(".stepalloc-").permissions(permissions).tempfile_in(folder)?;
-        let mut out = BufWriter::new(file);
-        write(&mut out)?;
-        let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-        let length = file.as_file().metadata()?.len();
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(length)
-    };
-    written().map_err(|source| Error::File { path: path.into(), source })
+/// Writes a model's message. Returns its length.
+fn message(model: &ModelProto, path: &Path) -> Result<u64, Error> {
+    let bytes = model.encode_to_vec();
+    file::put(path, |to| to.write_all(&bytes))?;
+    Ok(bytes.len() as u64)
 }

@@ -7,18 +7,12 @@ use crate::onnx::proto::{
 };
 use crate::onnx::proto::{TensorShapeProto, attribute_proto::AttributeType};
 use crate::onnx::tensors::packed;
+use crate::operators::trial;
 use crate::{DataType, Model, Session, Tensor};
 
 /// Numbers from -1 to 1, the same each time.
 fn numbers(count: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        f32::from((state >> 16) as i16) / 32768.0
-    };
-    (0..count).map(|_| next()).collect()
+    trial::numbers(&[count], seed).view().elements().to_vec()
 }
 
 fn weight(name: &str, dims: &[i64]) -> TensorProto {
@@ -491,6 +485,11 @@ fn a_model_may_be_replaced_by_its_quantized_self_and_stays_if_there_is_none() {
     assert_eq!(std::fs::read(&path).expect("a file"), before);
     QuantizeDynamic::new().run(&path, &path).expect("it can be quantized");
     assert_ne!(std::fs::read(&path).expect("a file"), before);
+    let link = folder.path().join("link.onnx");
+    std::os::unix::fs::symlink("net.onnx", &link).expect("a link");
+    std::fs::write(&path, &before).expect("a file");
+    QuantizeDynamic::new().run(&path, &link).expect("it can be quantized");
+    assert_ne!(std::fs::read(&path).expect("a file"), before, "what a link names is replaced");
     let nowhere = QuantizeDynamic::new().run(&path, folder.path().join("no/net.onnx"));
     assert!(nowhere.map(drop).is_err());
 }

@@ -3,8 +3,8 @@
 use super::{Conversion, Made};
 use crate::element::DataType;
 use crate::graph::ValueId;
+use crate::mapped::Order;
 use crate::openvino::build::With;
-use crate::tensor::Tensor;
 
 /// A network: ONNX's operator, its gates here by number in ONNX's order, its states, and what is computed of numbers by default.
 struct Kind {
@@ -57,28 +57,26 @@ fn told(call: &Conversion<'_, '_, '_>, kind: &Kind, directions: usize) -> Result
     Ok(with)
 }
 
-/// Weights with their gates in another order; those that are always the same are copied once.
-fn in_order(call: &mut Conversion<'_, '_, '_>, id: ValueId, gates: &[usize]) -> Result<ValueId, String> {
+/// Weights with their gates in another order; those that are always the same are copied once, when they are first used.
+fn in_order(
+    call: &mut Conversion<'_, '_, '_>,
+    id: ValueId,
+    gates: &'static [usize],
+) -> Result<ValueId, String> {
     if gates.iter().enumerate().all(|(at, &gate)| at == gate) {
         return Ok(id);
     }
     if let Some(tensor) = call.builder.known(id) {
-        let ty = tensor.ty().clone();
-        let [directions, rows, rest @ ..] = &ty.shape[..] else {
-            return Err(format!("its weights are of shape {:?}", ty.shape));
+        let [groups, rows, ..] = tensor.ty().shape[..] else {
+            return Err(format!("its weights are of shape {:?}", tensor.ty().shape));
         };
         if !rows.is_multiple_of(gates.len()) {
             return Err(format!("its weights have {rows} rows for {} gates", gates.len()));
         }
-        let bytes = rows / gates.len() * rest.iter().product::<usize>() * ty.dtype.bytes();
-        let (mut made, from) = (Tensor::zeroed(ty.clone()), tensor.view().bytes);
-        let to = made.view_mut().bytes;
-        for direction in 0..*directions {
-            for (at, gate) in gates.iter().enumerate() {
-                let place = |gate: usize| (direction * gates.len() + gate) * bytes;
-                to[place(at)..][..bytes].copy_from_slice(&from[place(*gate)..][..bytes]);
-            }
+        if tensor.ty().elements() == 0 {
+            return Ok(id);
         }
+        let made = tensor.reordered(Order { groups, blocks: gates });
         return Ok(call.constant(made));
     }
     let with = With::default().int("axis", 1).int("num_outputs", gates.len() as i64);
