@@ -225,6 +225,7 @@ impl Operator for Conv {
 }
 
 /// How a convolution of f32 is computed without unrolling it.
+#[allow(clippy::large_enum_variant, reason = "one is on the stack while a convolution runs")]
 enum Way {
     /// Filters of a group, over one image at a time.
     Each(Each),
