@@ -35,8 +35,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Planning when it is asked to (the demo's processes), otherwise no more than the system's allocator: the command
-/// itself makes no steps.
+/// Planning in the demo's processes, otherwise no more than the backend.
 #[global_allocator]
 static ALLOCATOR: counting::Counting<stepalloc::StatisticAllocator<stepalloc::backend::Chosen>> =
     counting::Counting(stepalloc::StatisticAllocator::new(stepalloc::backend::Chosen));
@@ -88,7 +87,12 @@ fn main() -> ExitCode {
         os::say(&error.to_string());
         ExitCode::from(code)
     };
-    match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    // What it repeats itself, models' runs above all, has an arena already or is none of the user's.
+    if !matches!(command, Command::DemoChild(_)) {
+        stepalloc::disable();
+    }
+    match command {
         Command::Run(arguments) => match run::run(arguments) {
             Ok(ended) => ended.end_alike(),
             Err(error) => told(&error, error.exit_code()),

@@ -106,8 +106,8 @@ impl Options {
     }
 
     /// Constant factors of matrix products are packed when they are first used, once for all sessions that have the same elements, and
-    /// not in every run; on by default. What was read of a mapped file for that goes back to the system. A session with a limit packs
-    /// nothing beforehand.
+    /// not in every run; off by default. What was read of a mapped file for that goes back to the system, so that no more memory is
+    /// taken afterwards; but while the largest factor is packed, it is there twice. A session with a limit packs nothing beforehand.
     #[must_use]
     pub fn prepacking(mut self, on: bool) -> Self {
         self.sharing.packed = on;

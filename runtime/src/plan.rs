@@ -24,20 +24,20 @@ use std::sync::Arc;
 /// What is computed while planning may have so many bytes: shapes and indices, no activations.
 const FOLD_BYTES: usize = 64 << 10;
 
-/// What a plan may do. All of it is on by default.
+/// What a plan may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharing {
-    /// Values that are views of others lie where these lie, and outputs are written over inputs.
+    /// Values that are views of others lie where these lie, and outputs are written over inputs. On by default.
     pub in_place: bool,
-    /// Values that are not alive at the same time share memory. Off, every intermediate value can be read after a run.
+    /// Values that are not alive at the same time share memory; on by default. Off, every intermediate value can be read after a run.
     pub reuse: bool,
-    /// Constant factors of products are packed once, and not in every run.
+    /// Constant factors of products are packed once, and not in every run. Off by default.
     pub packed: bool,
 }
 
 impl Default for Sharing {
     fn default() -> Self {
-        Self { in_place: true, reuse: true, packed: true }
+        Self { in_place: true, reuse: true, packed: false }
     }
 }
 

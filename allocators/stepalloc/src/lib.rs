@@ -106,7 +106,7 @@ pub use backend::{Jemalloc, JemallocTuning};
 pub use backend::{Mimalloc, MimallocOption};
 pub use kept::{PLAN_MAGIC, PlanFileError, PlansOfFile, plan_class, read_plans};
 pub use misses::{Miss, Reason};
-pub use phase::{boundary, initialise, phase, release, statistics};
+pub use phase::{boundary, disable, initialise, phase, release, statistics};
 pub use region::Region;
 pub use settings::{HugePages, Settings};
 pub use statistics::{LastSteps, Phase, Statistics};

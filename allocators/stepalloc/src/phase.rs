@@ -242,6 +242,13 @@ pub fn initialise() {
     os::keeping_errno(|| ENGINE.with(None, |engine| engine.settings()));
 }
 
+/// Plans nothing from now on, as `ENABLE_MEMORY_OPTIMIZATION=0` does, whatever the environment says: for a program that uses
+/// [`StatisticAllocator`](crate::StatisticAllocator) in some of its ways to run only. Best called first in `main`; no settings are
+/// read and no figures written at the end then. What a plan has served stays where it is until it is freed.
+pub fn disable() {
+    os::keeping_errno(|| route::inside(|| ENGINE.with(None, Engine::disable)));
+}
+
 /// The phase now. A plan that serves is "planned" even while the next one
 /// is being collected.
 pub fn phase() -> Phase {
@@ -648,9 +655,14 @@ impl Engine {
     /// The marked steps that were collected do not repeat: a plan would take far more memory than they do, and serve little of
     /// it twice; and there are too many blocks for gaps. The backend serves, and it is asked again ever more rarely.
     fn refuse(&mut self, settings: &Settings) {
-        RECORDER.clear();
         self.refused_plans += 1;
         self.patient_until = ASKED_AGAIN * self.running();
+        self.serve_no_more(settings);
+    }
+
+    /// The backend serves, and nothing is collected.
+    fn serve_no_more(&mut self, settings: &Settings) {
+        RECORDER.clear();
         self.phase = Phase::Waiting;
         self.planned_at_step = None;
         self.kinds.clear();
@@ -658,6 +670,12 @@ impl Engine {
         self.trims_left = if STATE.arena.is_open() { TRIMS } else { 0 };
         self.retain(Retention::Usual);
         route::set(false, Watch::Nothing, settings.min_bytes);
+    }
+
+    fn disable(&mut self) {
+        let settings = Settings { enabled: false, ..self.settings.unwrap_or(Settings::DEFAULT) };
+        self.settings = Some(settings);
+        self.serve_no_more(&settings);
     }
 
     /// In a forked child: the thread beside is gone, the log stands for nothing, steps are counted from 0 again. The

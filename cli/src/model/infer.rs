@@ -87,9 +87,9 @@ pub(super) struct Arguments {
     /// Give every intermediate value memory of its own
     #[arg(long)]
     no_plan: bool,
-    /// Pack constant factors of matrix products in every run, instead of once
+    /// Pack constant factors of matrix products once, instead of in every run
     #[arg(long)]
-    no_prepacking: bool,
+    prepacking: bool,
     /// Ask the system for huge pages where the arena is large enough
     #[arg(long)]
     huge_pages: bool,
@@ -283,7 +283,7 @@ impl Arguments {
     fn options(&self) -> Result<Options, String> {
         let options = Options::new()
             .memory_pattern(!self.no_plan)
-            .prepacking(!self.no_prepacking)
+            .prepacking(self.prepacking)
             .huge_pages(self.huge_pages)
             .compilation_num_threads(self.compilation_threads)
             .optimization(&self.passes.optimization()?);
