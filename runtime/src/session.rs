@@ -5,7 +5,7 @@ use crate::binding::Binding;
 use crate::error::Error;
 use crate::graph::{Declared, Dim, Graph};
 use crate::onnx::Model;
-use crate::operators::Threads;
+use crate::operators::{self, Threads};
 use crate::options::Options;
 use crate::outputs::Outputs;
 use crate::passes::{Changes, Optimization};
@@ -34,6 +34,8 @@ pub struct Session {
 /// What a plan was made for.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
+    /// Those of the session's own that it runs on; 0 for the caller's.
+    threads: usize,
     types: Vec<Option<Type>>,
     /// The elements of inputs that decide; nothing for the others.
     told: Vec<Vec<u8>>,
@@ -162,9 +164,13 @@ impl Executor {
 
     /// Does what is done before a run, on as many threads as that may have.
     fn preparing<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
-        match self.options.compilation_num_threads {
+        let Options { intra_op_num_threads: runs, compilation_num_threads: own, .. } = self.options;
+        match own {
             0 => self.threads.run(body),
-            count => Threads::new(count).run(body),
+            own => {
+                let runs = if runs == 0 { operators::cores() } else { runs };
+                Threads::new(own).run(|| operators::planning(runs, body))
+            }
         }
     }
 
@@ -195,9 +201,13 @@ impl Executor {
         self.common.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn key(&self, types: Vec<Option<Type>>, told: Vec<Vec<u8>>) -> Key {
+        Key { threads: self.options.intra_op_num_threads, types, told }
+    }
+
     /// The plan for inputs of these types, whatever is in them.
     pub(crate) fn plan(&self, types: &[Option<Type>]) -> Result<Arc<Plan>, Error> {
-        self.plan_told(Key { types: types.to_vec(), told: Vec::new() }, &[])
+        self.plan_told(self.key(types.to_vec(), Vec::new()), &[])
     }
 
     /// The plan for these inputs: for what some of them are, where types alone leave nodes out.
@@ -217,7 +227,7 @@ impl Executor {
         let bytes = |told: &Option<Arc<Tensor>>| {
             told.as_ref().map_or_else(Vec::new, |told| told.view().bytes.to_vec())
         };
-        let plan = self.plan_told(Key { types, told: told.iter().map(bytes).collect() }, &told)?;
+        let plan = self.plan_told(self.key(types, told.iter().map(bytes).collect()), &told)?;
         let told = told.into_iter().enumerate().filter_map(|(index, told)| Some((index, told?))).collect();
         Ok(Chosen { plan, told })
     }

@@ -357,6 +357,9 @@ fn a_loop_without_an_end_is_cancelled_from_another_thread() {
     }
 }
 
+/// For tests that make threads, or count them.
+static THREADS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 /// Threads of this process that sessions have made for themselves.
 fn own_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("the kernel tells");
@@ -368,10 +371,9 @@ fn own_threads() -> usize {
 
 #[test]
 fn a_session_has_the_threads_it_is_told_from_its_first_run_to_its_end() {
+    let _alone = THREADS.lock();
     let options = Options::new().intra_op_num_threads(2).compilation_num_threads(3);
     let session = Session::with_options(&small(), options);
-    assert_eq!(own_threads(), 0);
-    assert_eq!(run(&session, 1000).expect("it runs")[..3], [2.0, 3.0, 4.0]);
     let wait_for = |count: usize| {
         // Threads end some time after they were told to.
         let began = std::time::Instant::now();
@@ -380,9 +382,42 @@ fn a_session_has_the_threads_it_is_told_from_its_first_run_to_its_end() {
         }
         assert_eq!(own_threads(), count);
     };
+    wait_for(0);
+    assert_eq!(run(&session, 1000).expect("it runs")[..3], [2.0, 3.0, 4.0]);
     wait_for(2);
     drop(session);
     wait_for(0);
+}
+
+#[test]
+fn scratch_memory_is_for_the_threads_of_runs_not_of_planning() {
+    let _alone = THREADS.lock();
+    let graph = graph([
+        open_value(11, "x", 1, 4),
+        tensor(5, "w", 1, &[32, 8, 3, 3]).bytes(9, &1.0f32.to_le_bytes().repeat(32 * 8 * 9)),
+        node("Conv", &["x", "w"], &["y"]),
+        open_value(12, "y", 1, 4),
+    ]);
+    let model = Model::from_bytes(model(&graph)).expect("a model");
+    let x =
+        Tensor::from_elements([1, 8, 100, 100], &[1.0f32; 8 * 100 * 100]).expect("as many as the shape says");
+    let arena = |runs: usize, planning: usize| {
+        let options = Options::new().intra_op_num_threads(runs).compilation_num_threads(planning);
+        let session = Session::with_options(&model, options);
+        let outputs = session.run(&[("x", x.view())]).expect("it runs");
+        assert!(outputs[0].1.view().elements::<f32>().iter().all(|&sum| sum == 72.0));
+        session.figures(&[Some(x.view())]).expect("it is planned").arena_bytes
+    };
+    let one = arena(1, 0);
+    assert!(one > 0);
+    for (runs, planning) in [(1, 4), (4, 0), (4, 1), (4, 2)] {
+        let (arena, most) = (arena(runs, planning), runs as u64 * one);
+        // Each block is rounded up to 64 bytes, but cores' shares of one are not.
+        assert!(
+            arena <= most && most - arena <= 64 * runs as u64,
+            "{arena} for {runs} planned on {planning}, {one} for one"
+        );
+    }
 }
 
 /// y = x w, where w has 256 rows and 1024 columns, a megabyte; in a file, `shift` bytes from where it would else be.

@@ -327,7 +327,7 @@ impl Operator for Attention {
         let (rows, _) = sizes.grouped();
         let heads = rows.batch * rows.q_heads;
         let work = sizes.outputs().1.saturating_mul(sizes.head + sizes.v_head);
-        let threads = if work < WORTH_SHARING { 1 } else { threads::count().clamp(1, heads.max(1)) };
+        let threads = if work < WORTH_SHARING { 1 } else { threads::for_runs().clamp(1, heads.max(1)) };
         let block = rows.block();
         match q.dtype {
             DataType::F64 => self.scratch_of::<f64>(sizes, inputs) + threads * Space::bytes::<f64>(block),

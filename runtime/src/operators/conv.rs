@@ -185,7 +185,7 @@ impl Operator for Conv {
         if let Some(way) = Way::new(&sizes).filter(|_| x.dtype == DataType::F32) {
             // No core would have less than a filter.
             let filters = sizes.batch * sizes.group * sizes.to;
-            let cores = if sizes.is_small() { 1 } else { threads::count().min(filters).max(1) };
+            let cores = if sizes.is_small() { 1 } else { threads::for_runs().min(filters).max(1) };
             return cores * way.scratch(&sizes) * size_of::<f32>();
         }
         by_float!(x.dtype, T => scratch::<T>(&sizes), 0)

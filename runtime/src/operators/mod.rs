@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 pub(crate) use factor::Factor;
 pub use factor::Reading;
-pub(crate) use threads::Threads;
+pub(crate) use threads::{Threads, count as cores, planning};
 
 mod activation;
 mod attention;

@@ -8,6 +8,7 @@
 use bytemuck::Pod;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::cell::Cell;
 use std::sync::{Mutex, OnceLock};
 
 /// Threads that work is shared among: those of rayon that the caller is on, or some of its own, made when they are first needed.
@@ -41,6 +42,33 @@ impl Threads {
 /// Cores that share work.
 pub(crate) fn count() -> usize {
     rayon::current_num_threads().max(1)
+}
+
+thread_local! {
+    static FOR_RUNS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Cores that will share the work of a run that is planned now: what scratch memory is for.
+pub(crate) fn for_runs() -> usize {
+    match FOR_RUNS.get() {
+        0 => count(),
+        count => count,
+    }
+}
+
+/// Plans for runs on so many cores; 0 for as many as there are here.
+pub(crate) fn planning<R>(count: usize, body: impl FnOnce() -> R) -> R {
+    struct Before(usize);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            FOR_RUNS.set(self.0);
+        }
+    }
+    let before = FOR_RUNS.get();
+    let _before = Before(before);
+    // A graph within a node is for the run around it.
+    FOR_RUNS.set(if count == 0 { before } else { count });
+    body()
 }
 
 /// Calls `work` for every number below `count`, on all cores; a core takes `least` of them at a time, or more.
