@@ -107,7 +107,8 @@ impl Options {
 
     /// Constant factors of matrix products are packed when they are first used, once for all sessions that have the same elements, and
     /// not in every run; off by default. What was read of a mapped file for that goes back to the system, so that no more memory is
-    /// taken afterwards; but while the largest factor is packed, it is there twice. A session with a limit packs nothing beforehand.
+    /// taken afterwards; but while the largest factor is packed, it is there twice. Products in graphs within nodes (Loop, Scan, If) pack
+    /// as they run, and so do all of a session with a limit.
     #[must_use]
     pub fn prepacking(mut self, on: bool) -> Self {
         self.sharing.packed = on;
@@ -116,7 +117,8 @@ impl Options {
 
     /// Threads that a run may use. 0, the default: those of the caller's rayon pool, which all sessions share. Else the session has
     /// so many of its own, made when it first runs; a run then takes place on them, and the caller waits. Where the system has none
-    /// for them, the caller's are used.
+    /// for them, the caller's are used. Runs of one session that come at the same time share its threads, and one may wait for
+    /// another to end: callers that must not wait have a session each, which costs no second arena unless both run.
     #[must_use]
     pub fn intra_op_num_threads(mut self, count: usize) -> Self {
         self.intra_op_num_threads = count;

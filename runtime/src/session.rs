@@ -26,7 +26,8 @@ const TELLING: usize = 16;
 /// Plans made for elements of such inputs at most: they are data, not parameters, where there are more.
 const TOLD_PLANS: u64 = 64;
 
-/// A model and its memory. Runs may come from several threads at once: each has an arena to itself as long as it runs.
+/// A model and its memory. Runs may come from several threads at once: each has an arena to itself as long as it runs. With
+/// [`Options::intra_op_num_threads`] they share these threads, and may wait for one another.
 pub struct Session {
     executor: Executor,
 }
@@ -154,7 +155,9 @@ impl Executor {
         // Not within the cell: its work is shared among threads, which may come back here meanwhile. The first to be done is kept.
         let made = match &self.model {
             Some(model) => {
-                let (model, changes) = self.preparing(|| model.clone().optimize(&self.options.optimization));
+                let around = Around { arenas: self.arenas(), cancel: None };
+                let optimize = || around.during(|| model.clone().optimize(&self.options.optimization));
+                let (model, changes) = self.preparing(optimize);
                 (model.graph, changes)
             }
             None => (Arc::clone(&self.graph), Changes::default()),
@@ -253,10 +256,10 @@ impl Executor {
             return Ok(Arc::clone(plan));
         }
         drop(kept);
-        let plan = self.preparing(|| {
-            let around = Around { arenas, cancel: None };
-            around.during(|| Plan::new(&self.optimized().0, &key.types, told, self.options.sharing))
-        });
+        let graph = &self.optimized().0;
+        let around = Around { arenas, cancel: Around::current().cancel };
+        let plan =
+            self.preparing(|| around.during(|| Plan::new(graph, &key.types, told, self.options.sharing)));
         let plan = Arc::new(plan?);
         let mut kept = self.kept();
         while kept.plans.len() >= self.options.plans.saturating_mul(Arc::strong_count(&self.common)) {

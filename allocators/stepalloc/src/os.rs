@@ -21,7 +21,7 @@ pub(crate) const BASE_ALIGN: usize = 2 << 20;
 
 /// Zeroed, private, readable and writable pages; resident only where touched. `None` when the system has none.
 pub(crate) fn map(bytes: usize) -> Option<*mut u8> {
-    map_with(0, bytes, libc::PROT_READ | libc::PROT_WRITE)
+    map_with(0, bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_NORESERVE)
 }
 
 /// Undoes [`map`], [`reserve`] or [`reserve_anywhere`].
@@ -33,8 +33,8 @@ pub(crate) unsafe fn unmap(start: *mut u8, bytes: usize) {
     unsafe { libc::munmap(start.cast(), bytes) };
 }
 
-fn map_with(hint: usize, bytes: usize, protection: i32) -> Option<*mut u8> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+fn map_with(hint: usize, bytes: usize, protection: i32, more: i32) -> Option<*mut u8> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | more;
     // SAFETY: a fresh anonymous mapping replaces nothing that exists: the address is a wish only.
     let start = unsafe { libc::mmap(ptr::without_provenance_mut(hint), bytes, protection, flags, -1, 0) };
     (start != libc::MAP_FAILED).then_some(start.cast())
@@ -53,19 +53,24 @@ pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
         if bytes > most || room < MIB * MIB / 2 {
             continue;
         }
-        let start = map_with(hint, bytes, libc::PROT_NONE)?;
+        let start = map_with(hint, bytes, libc::PROT_NONE, libc::MAP_NORESERVE)?;
         if start as usize == hint {
             return Some(start);
         }
         // SAFETY: mapped just now, and known here only.
         unsafe { unmap(start, bytes) };
     }
-    reserve_anywhere(bytes)
+    reserve_aligned(bytes, libc::MAP_NORESERVE)
 }
 
-/// Reserves `bytes`, a multiple of [`PAGE`], of address space aligned to [`BASE_ALIGN`], without memory behind it.
+/// The same wherever there is room. When it is [committed](commit), the system refuses what it cannot have memory for; that of
+/// [`reserve`] it gives as long as there is any.
 pub(crate) fn reserve_anywhere(bytes: usize) -> Option<*mut u8> {
-    let start = map_with(0, bytes.checked_add(BASE_ALIGN)?, libc::PROT_NONE)?;
+    reserve_aligned(bytes, 0)
+}
+
+fn reserve_aligned(bytes: usize, more: i32) -> Option<*mut u8> {
+    let start = map_with(0, bytes.checked_add(BASE_ALIGN)?, libc::PROT_NONE, more)?;
     let skip = start.align_offset(BASE_ALIGN);
     let aligned = start.wrapping_add(skip);
     for (rest, length) in [(start, skip), (aligned.wrapping_add(bytes), BASE_ALIGN - skip)] {

@@ -244,7 +244,7 @@ pub fn initialise() {
 
 /// Plans nothing from now on, as `ENABLE_MEMORY_OPTIMIZATION=0` does, whatever the environment says: for a program that uses
 /// [`StatisticAllocator`](crate::StatisticAllocator) in some of its ways to run only. Best called first in `main`; no settings are
-/// read and no figures written at the end then. What a plan has served stays where it is until it is freed.
+/// read, nothing is traced, and no figures are written at the end then. What a plan has served stays where it is until it is freed.
 pub fn disable() {
     os::keeping_errno(|| route::inside(|| ENGINE.with(None, Engine::disable)));
 }
@@ -675,6 +675,7 @@ impl Engine {
     fn disable(&mut self) {
         let settings = Settings { enabled: false, ..self.settings.unwrap_or(Settings::DEFAULT) };
         self.settings = Some(settings);
+        route::stop_tracing(settings.min_bytes);
         self.serve_no_more(&settings);
     }
 

@@ -36,12 +36,16 @@ impl Region {
         Self { base: AtomicUsize::new(0), reserved: AtomicUsize::new(0), committed: AtomicUsize::new(0) }
     }
 
-    /// Reserves addresses for a first plan of `bytes`, and more for later ones: a multiple of 2 MiB. None of them is usable yet.
+    /// Reserves addresses for a first plan of `bytes`, and more for later ones if there are: a multiple of 2 MiB. None of them is usable
+    /// yet.
     /// `None` where the system has none.
     pub fn new(bytes: usize) -> Option<Self> {
+        let least = bytes.max(1).checked_next_multiple_of(os::BASE_ALIGN)?;
+        let sizes = [Self::room_for(bytes).unwrap_or(least), least];
+        let (base, reserved) =
+            sizes.into_iter().find_map(|size| Some((os::reserve_anywhere(size)?, size)))?;
         let region = Self::closed();
-        let reserved = Self::room_for(bytes)?;
-        region.open(os::reserve_anywhere(reserved)?, reserved);
+        region.open(base, reserved);
         Some(region)
     }
 
@@ -158,6 +162,16 @@ mod tests {
         assert!(region.commit(1, false), "less than there is");
         assert_eq!(region.committed(), reserved);
         assert!(Region::new(usize::MAX).is_none());
+    }
+
+    #[test]
+    fn memory_that_the_system_cannot_have_is_refused() {
+        // Addresses are there, and more than any machine's memory.
+        let region = Region::new(1 << 45).expect("there are addresses");
+        assert!(region.reserved() >= 1 << 45);
+        let promises = std::fs::read("/proc/sys/vm/overcommit_memory").expect("the kernel tells");
+        assert_eq!(region.commit(1 << 45, false), promises.starts_with(b"1"));
+        assert!(region.commit(1 << 20, false), "less is there");
     }
 
     #[test]

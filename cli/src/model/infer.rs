@@ -88,7 +88,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     no_plan: bool,
     /// Pack constant factors of matrix products once, instead of in every run
-    #[arg(long)]
+    #[arg(long, conflicts_with = "max_mem")]
     prepacking: bool,
     /// Ask the system for huge pages where the arena is large enough
     #[arg(long)]

@@ -65,6 +65,16 @@ fn all() -> MutexGuard<'static, Option<HashMap<Key, Vec<Weak<Packed>>>>> {
 impl Packed {
     /// What others have of the same elements, or a new one.
     fn of(tensor: &Arc<Tensor>, reading: Reading) -> Result<Arc<Self>, String> {
+        // Another plan's: nothing is read for it.
+        let is_same = |packed: &Arc<Self>| {
+            let Reading { rows, cols, transposed, .. } = reading;
+            let (_, other_rows, other_cols, other_transposed) = packed.key;
+            Arc::ptr_eq(&packed.of, tensor)
+                && (other_rows, other_cols, other_transposed) == (rows, cols, transposed)
+        };
+        if let Some(found) = Self::alive(|_| true).into_iter().find(is_same) {
+            return Ok(found);
+        }
         // Of what is copied from a file when it is used, no copy stays.
         let passing = tensor.in_passing();
         let view = passing.as_ref().unwrap_or(tensor).view();
@@ -77,7 +87,7 @@ impl Packed {
             true => Matrix::new(elements, cols, rows).transposed(),
             false => Matrix::new(elements, rows, cols),
         };
-        let made = match Self::found(key, tensor, view.bytes) {
+        let made = match Self::found(key, view.bytes) {
             Some(found) => found,
             None => {
                 let made = Arc::new(Self { matrix: packed(matrix)?, key, of: Arc::clone(tensor) });
@@ -91,13 +101,16 @@ impl Packed {
         Ok(made)
     }
 
+    /// Those of these keys. They must not be dropped while the table is locked.
+    fn alive(of: impl Fn(&Key) -> bool) -> Vec<Arc<Self>> {
+        let all = all();
+        let those = all.iter().flatten().filter(|(key, _)| of(key)).flat_map(|(_, same)| same);
+        those.filter_map(Weak::upgrade).collect()
+    }
+
     /// One that was packed from the same elements.
-    fn found(key: Key, tensor: &Arc<Tensor>, bytes: &[u8]) -> Option<Arc<Self>> {
-        let candidates: Vec<_> = all().as_ref()?.get(&key)?.iter().filter_map(Weak::upgrade).collect();
-        candidates.into_iter().find(|packed| {
-            if Arc::ptr_eq(&packed.of, tensor) {
-                return true;
-            }
+    fn found(key: Key, bytes: &[u8]) -> Option<Arc<Self>> {
+        Self::alive(|other| *other == key).into_iter().find(|packed| {
             let passing = packed.of.in_passing();
             let equal = passing.as_ref().unwrap_or(&packed.of).view().bytes == bytes;
             if packed.of.is_lent() {
