@@ -49,10 +49,8 @@ enum Command {
 }
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    // A model's structure and its plans are many small blocks, and mimalloc scatters each model's anew over what it keeps.
-    if Chosen::name() == "mimalloc" {
-        Chosen::retain(Retention::Nothing, |_| 0);
-    }
+    // A model's structure and its plans are many small blocks, and each model's are scattered anew over what a backend keeps.
+    Chosen::retain(Retention::Nothing, |_| 0);
     let done = match arguments.command {
         Command::Infer(arguments) => infer::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
