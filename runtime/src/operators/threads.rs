@@ -56,7 +56,7 @@ pub(crate) fn for_runs() -> usize {
     }
 }
 
-/// Plans for runs on so many cores; 0 for as many as there are here.
+/// Plans for runs on so many cores, at least one.
 pub(crate) fn planning<R>(count: usize, body: impl FnOnce() -> R) -> R {
     struct Before(usize);
     impl Drop for Before {
@@ -64,10 +64,7 @@ pub(crate) fn planning<R>(count: usize, body: impl FnOnce() -> R) -> R {
             FOR_RUNS.set(self.0);
         }
     }
-    let before = FOR_RUNS.get();
-    let _before = Before(before);
-    // A graph within a node is for the run around it.
-    FOR_RUNS.set(if count == 0 { before } else { count });
+    let _before = Before(FOR_RUNS.replace(count));
     body()
 }
 
