@@ -71,8 +71,11 @@ impl Operator for Cast {
             }
             None if from == to => {}
             None => {
-                for out in out.chunks_mut(FEW * to.bytes()) {
-                    self.store(load(from, to, out), to, out);
+                let mut before = [0u64; COPIED / size_of::<u64>()];
+                for out in out.chunks_mut(COPIED) {
+                    let before = &mut bytemuck::cast_slice_mut(&mut before)[..out.len()];
+                    before.copy_from_slice(out);
+                    self.convert(from, to, before, out);
                 }
             }
         };
@@ -128,6 +131,8 @@ fn direct(from: DataType, to: DataType, input: &[u8], out: &mut [u8]) -> bool {
     }
 }
 
+/// Bytes that are copied at a time before they are written over.
+const COPIED: usize = 1024;
 /// Elements that are on their way at a time.
 const FEW: usize = 32;
 

@@ -1,8 +1,8 @@
 //! Products of matrices, for the operators that come down to them.
 //!
 //! A [`Matrix`] is elements with a stride along either dimension. Products of f32 are rten-gemm's; those of other numbers that are
-//! computed in their own type are a plain blocked loop. Narrower elements (halves, and integers of 8 bits) are made f32 panel by panel
-//! ([`Panels`]) and multiplied as such: sums of integers are then split so that f32 holds them exactly.
+//! computed in their own type are a plain blocked loop. Halves are made f32 panel by panel ([`Panels`]) and multiplied as such, and so
+//! are integers of 8 bits where rten-gemm has nothing exact for them (`gemm_i8`): their sums are split so that f32 holds them exactly.
 
 use super::threads;
 use super::vector_matrix::vector_matrix;
@@ -66,7 +66,8 @@ impl<'a> Matrix<'a, u8> {
     }
 }
 
-fn view<'a>(matrix: Matrix<'a, f32>) -> Result<NdTensorView<'a, f32, 2>, String> {
+/// The matrix as rten-gemm takes it.
+pub(super) fn view<T>(matrix: Matrix<'_, T>) -> Result<NdTensorView<'_, T, 2>, String> {
     let Matrix { data, rows, cols, row_stride, col_stride } = matrix;
     NdTensorView::from_slice_with_strides([rows, cols], data, [row_stride, col_stride])
         .map_err(|_| format!("a matrix of {rows} x {cols} is not within its {} elements", data.len()))
@@ -246,7 +247,7 @@ impl Sum for i32 {
 }
 
 /// Sums products of f32 matrices in `S`; `part` has room for as many f32 as `sums` has elements.
-pub(super) fn sum_product<S: Sum>(
+fn sum_product<S: Sum>(
     sums: &mut [S],
     part: &mut [f32],
     a: Matrix<'_, f32>,
@@ -361,26 +362,6 @@ pub(super) fn load_halves<T: Number<Wide = f32>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn integers_beyond_what_f32_holds_are_summed_exactly() {
-        let (a, b) = (vec![255u8; 3000], vec![-128i8; 3000]);
-        let panels = Panels::new::<i32>(1, 1, 3000);
-        let mut scratch = vec![0u32; panels.scratch() / 4];
-        let mut sum = 0;
-        panels
-            .multiply(
-                bytemuck::cast_slice_mut(&mut scratch),
-                [1, 1, 3000],
-                &|to, rows, cols| load(to, Matrix::new(&a, 1, 3000).part(rows, cols), |_, _, x| f32::from(x)),
-                &|to, rows, cols| {
-                    load(to, Matrix::new(&b, 3000, 1).part(rows, cols), |_, _, x| f32::from(x) - 127.0);
-                },
-                &mut |_, _, sums: &[i32]| sum = sums[0],
-            )
-            .unwrap();
-        assert_eq!(sum, 255 * -255 * 3000);
-    }
 
     #[test]
     fn plain_products_do_not_depend_on_strides() {

@@ -1,12 +1,11 @@
 //! Products of matrices and convolutions of quantized elements: integers of 8 bits less a zero point, summed in 32 bits.
-//!
-//! Differences from zero points are multiplied as f32, so few at a time that sums are exact (see [`Panels`]), and summed as integers.
 
 use super::conv::{Filters, Sizes};
 use super::elementwise::no;
-use super::gemm::{Matrix, Panels, load, sum_product};
+use super::gemm::{Matrix, PARALLEL};
+use super::gemm_i8::{self, Quantized, gemm_i8};
 use super::matmul::Batches;
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Unclear, threads, typed};
 use crate::element::{DataType, Number, by_type};
 use crate::tensor::{Type, View};
 use std::ops::Range;
@@ -22,9 +21,9 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
     })
 }
 
-/// Elements of 8 bits and their zero points, as bytes.
+/// Elements of 8 bits and their zero points, of which the product wants the other sign where `flip` is not 0.
 ///
-/// Signed ones are turned into unsigned ones, by flipping their highest bits: 128 more, and so are their zero points.
+/// Flipping the highest bit makes signed ones unsigned and the other way round: 128 more or less, and so are their zero points.
 #[derive(Clone, Copy)]
 struct Bytes<'a> {
     elements: &'a [u8],
@@ -33,17 +32,53 @@ struct Bytes<'a> {
     flip: u8,
 }
 
+/// The highest bit, where elements are not of the type that a product wants.
+fn flip(dtype: DataType, wanted: DataType) -> u8 {
+    if dtype == wanted { 0 } else { 0x80 }
+}
+
 impl<'a> Bytes<'a> {
-    fn new(view: &View<'a>, zeros: Option<View<'a>>) -> Self {
-        let flip = if view.dtype == DataType::I8 { 0x80 } else { 0 };
+    fn new(view: &View<'a>, zeros: Option<View<'a>>, wanted: DataType) -> Self {
+        let flip = flip(view.dtype, wanted);
         Self { elements: view.bytes, zeros: zeros.map_or(&[0], |zeros| zeros.bytes), flip }
     }
 
-    /// The zero point of a row or column, or of the tensor; as unsigned elements.
+    /// Some elements, of the sign that is wanted: where they are, or in `copy`.
+    fn part<'p>(&self, range: Range<usize>, copy: &'p mut [u8]) -> &'p [u8]
+    where
+        'a: 'p,
+    {
+        let elements = &self.elements[range];
+        if self.flip == 0 {
+            return elements;
+        }
+        let least = if copy.len() < PARALLEL { usize::MAX } else { 1 };
+        threads::pieces(copy, PARALLEL, least, &|index, to| {
+            to.iter_mut().zip(&elements[index * PARALLEL..]).for_each(|(to, &x)| *to = x ^ self.flip);
+        });
+        copy
+    }
+
+    /// The zero point of a row or column, or of the tensor; of the sign that is wanted.
     fn zero(&self, at: usize) -> u8 {
         let zero = if let [zero] = self.zeros { *zero } else { self.zeros[at % self.zeros.len()] };
         zero ^ self.flip
     }
+
+    /// Those of the rows or columns from `first` on.
+    fn fill_zeros(&self, first: usize, to: &mut [u8]) {
+        to.iter_mut().enumerate().for_each(|(at, to)| *to = self.zero(first + at));
+    }
+}
+
+/// Parts of scratch memory, one after the other; those of whole words come first.
+fn split<const N: usize>(scratch: &mut [u8], sizes: [usize; N]) -> [&mut [u8]; N] {
+    let mut rest = scratch;
+    sizes.map(|size| {
+        let part;
+        (part, rest) = std::mem::take(&mut rest).split_at_mut(size);
+        part
+    })
 }
 
 /// Scales, in f32.
@@ -99,7 +134,7 @@ fn output_type(inputs: &Known<'_>, scale: usize, zero: usize) -> Result<DataType
 }
 
 /// How sums become quantized elements.
-struct Quantized {
+struct Requantized {
     /// Of the output.
     scale: f32,
     zero: f32,
@@ -107,7 +142,7 @@ struct Quantized {
     most: f32,
 }
 
-impl Quantized {
+impl Requantized {
     fn new(scales: View<'_>, zero: View<'_>) -> Result<Self, String> {
         let (zero, least, most) = match zero.dtype {
             DataType::U8 => (f32::from(zero.elements::<u8>()[0]), 0.0, 255.0),
@@ -152,7 +187,7 @@ impl Operator for MatMul {
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
         let (Some(a), Some(b)) = (inputs.opt(0), inputs.opt(self.inputs()[0])) else { return 0 };
         let batches = Batches::new(&a.shape, &b.shape);
-        batches.map_or(0, |batches| Panels::new::<i32>(batches.m, batches.n, batches.k).scratch())
+        batches.map_or(0, |batches| self.space(&batches, [a.dtype, b.dtype]).iter().sum())
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -167,7 +202,25 @@ impl Operator for MatMul {
     }
 }
 
+/// Of a quantized output, so many rows of sums are kept at a time.
+const ROWS: usize = 256;
+
 impl MatMul {
+    /// Rows that are multiplied at a time.
+    fn rows(&self, m: usize) -> usize {
+        if self.quantized { m.min(ROWS) } else { m }
+    }
+
+    /// Bytes of scratch memory: sums, what the product needs, operands of the other sign, and the zero points of rows and columns.
+    fn space(&self, batches: &Batches, [a, b]: [DataType; 2]) -> [usize; 6] {
+        let Batches { m, n, k, .. } = *batches;
+        let rows = self.rows(m);
+        let sums = if self.quantized { 4 * rows * n } else { 0 };
+        let copied = |dtype, wanted, size| if flip(dtype, wanted) == 0 { 0 } else { size };
+        let copies = [copied(a, DataType::U8, m * k), copied(b, DataType::I8, k * n)];
+        [sums, gemm_i8::scratch(rows, n, k), copies[0], copies[1], m, n]
+    }
+
     fn multiply(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let [right, a_zero, b_zero] = self.inputs();
         let (a, b, out) = (call.input(0)?, call.input(right)?, call.output(0)?);
@@ -176,45 +229,47 @@ impl MatMul {
         if out.bytes.is_empty() {
             return Ok(());
         }
-        let (a, b) = (Bytes::new(&a, call.opt(a_zero)), Bytes::new(&b, call.opt(b_zero)));
         let quantized = match self.quantized {
-            true => Some((Quantized::new(call.input(6)?, call.input(7)?)?, call.input(1)?, call.input(4)?)),
+            true => Some((Requantized::new(call.input(6)?, call.input(7)?)?, call.input(1)?, call.input(4)?)),
             false => None,
         };
-        let scratch = call.scratch();
-        let panels = Panels::new::<i32>(m, n, k);
-        let size = out.dtype.bytes();
+        let [sums, product, a_copy, b_copy, a_zeros, b_zeros] =
+            split(call.scratch(), self.space(&batches, [a.dtype, b.dtype]));
+        let a = Bytes::new(&a, call.opt(a_zero), DataType::U8);
+        let b = Bytes::new(&b, call.opt(b_zero), DataType::I8);
+        let (sums, rows, size): (&mut [i32], _, _) =
+            (bytemuck::cast_slice_mut(sums), self.rows(m), out.dtype.bytes());
         for (index, out) in out.bytes.chunks_exact_mut(m * n * size).enumerate() {
             let [a_at, b_at] = batches.operands(index);
-            let a_matrix = Matrix::new(&a.elements[a_at * m * k..][..m * k], m, k);
-            let b_matrix = Matrix::new(&b.elements[b_at * k * n..][..k * n], k, n);
-            let load_a = |to: &mut [f32], rows: Range<usize>, cols: Range<usize>| {
-                let first = a_at * m + rows.start;
-                load(to, a_matrix.part(rows, cols), |row, _, x| {
-                    f32::from(x ^ a.flip) - f32::from(a.zero(first + row))
-                });
-            };
-            let load_b = |to: &mut [f32], rows: Range<usize>, cols: Range<usize>| {
-                let first = b_at * n + cols.start;
-                load(to, b_matrix.part(rows, cols), |_, col, x| {
-                    f32::from(x ^ b.flip) - f32::from(b.zero(first + col))
-                });
-            };
-            let mut done = Ok(());
-            panels.multiply(scratch, [m, n, k], &load_a, &load_b, &mut |row, col, sums: &[i32]| {
-                let out = &mut out[(row * n + col) * size..];
-                let Some((quantized, a_scale, b_scale)) = &quantized else {
-                    bytemuck::cast_slice_mut(out)[..sums.len()].copy_from_slice(sums);
-                    return;
+            a.fill_zeros(a_at * m, a_zeros);
+            b.fill_zeros(b_at * n, b_zeros);
+            let a = a.part(a_at * m * k..(a_at + 1) * m * k, a_copy);
+            let b = bytemuck::cast_slice(b.part(b_at * k * n..(b_at + 1) * k * n, b_copy));
+            let b = Quantized { matrix: Matrix::new(b, k, n), zeros: bytemuck::cast_slice(b_zeros) };
+            let a = Matrix::new(a, m, k);
+            for (index, out) in out.chunks_mut(rows * n * size).enumerate() {
+                let first = index * rows;
+                let height = out.len() / (n * size);
+                let a = Quantized {
+                    matrix: a.part(first..first + height, 0..k),
+                    zeros: &a_zeros[first..first + height],
                 };
-                for (at, (to, &sum)) in out.iter_mut().zip(sums).enumerate() {
-                    match (scale(*a_scale, a_at * m + row), scale(*b_scale, b_at * n + col + at)) {
-                        (Ok(a), Ok(b)) => *to = quantized.byte(sum, a * b / quantized.scale),
-                        (Err(what), _) | (_, Err(what)) => done = Err(what),
+                let Some((quantized, a_scale, b_scale)) = &quantized else {
+                    gemm_i8(bytemuck::cast_slice_mut(out), a, b, product)?;
+                    continue;
+                };
+                let sums = &mut sums[..height * n];
+                gemm_i8(sums, a, b, product)?;
+                let one_scale = b_scale.shape.iter().product::<usize>() == 1;
+                for (row, (out, sums)) in out.chunks_exact_mut(n).zip(sums.chunks_exact(n)).enumerate() {
+                    let a = scale(*a_scale, a_at * m + first + row)?;
+                    let all = scale(*b_scale, b_at * n)?;
+                    for (col, (to, &sum)) in out.iter_mut().zip(sums).enumerate() {
+                        let b = if one_scale { all } else { scale(*b_scale, b_at * n + col)? };
+                        *to = quantized.byte(sum, a * b / quantized.scale);
                     }
                 }
-            })?;
-            done?;
+            }
         }
         Ok(())
     }
@@ -230,6 +285,12 @@ impl Conv {
     /// Where the weights and the zero points of input and weights are.
     fn inputs(&self) -> [usize; 3] {
         if self.quantized { [3, 2, 5] } else { [1, 2, 3] }
+    }
+
+    /// Of the computation, to which sequences may come as planes of one column.
+    fn sizes(&self, x: &[usize], w: &[usize]) -> Result<Sizes, String> {
+        let sizes = self.filters.sizes(x, w)?;
+        Ok(Sizes { window: sizes.window.with_long_rows(), ..sizes })
     }
 }
 
@@ -255,12 +316,11 @@ impl Operator for Conv {
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
         let (Some(x), Some(w)) = (inputs.opt(0), inputs.opt(self.inputs()[0])) else { return 0 };
-        self.filters.sizes(&x.shape, &w.shape).map_or(0, |sizes| {
+        self.sizes(&x.shape, &w.shape).map_or(0, |sizes| {
             if sizes.is_depthwise() {
                 return 4 * sizes.window.output();
             }
-            let columns = sizes.block() * sizes.window.width();
-            4 * (columns * (sizes.depth() + 2 * sizes.to) + sizes.to * sizes.depth())
+            space(&sizes, w.dtype).iter().sum()
         })
     }
 
@@ -280,8 +340,10 @@ impl Conv {
     fn convolve(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let [weights, x_zero, w_zero] = self.inputs();
         let (x, w, out) = (call.input(0)?, call.input(weights)?, call.output(0)?);
-        let sizes = self.filters.sizes(x.shape, w.shape)?;
-        let (x, w) = (Bytes::new(&x, call.opt(x_zero)), Bytes::new(&w, call.opt(w_zero)));
+        let sizes = self.sizes(x.shape, w.shape)?;
+        let dtype = w.dtype;
+        let x = Bytes::new(&x, call.opt(x_zero), DataType::I8);
+        let w = Bytes::new(&w, call.opt(w_zero), DataType::U8);
         let places = sizes.window.output();
         let size = out.dtype.bytes();
         let out = out.bytes;
@@ -290,16 +352,16 @@ impl Conv {
         }
         let scratch = call.scratch();
         if !self.quantized {
-            return sums(&sizes, x, w, scratch, &mut |plane, _, begin, sums| {
+            return sums(&sizes, x, (w, dtype), scratch, &mut |plane, _, begin, sums| {
                 let out: &mut [i32] = bytemuck::cast_slice_mut(&mut out[(plane * places + begin) * size..]);
                 out[..sums.len()].copy_from_slice(sums);
                 Ok(())
             });
         }
-        let quantized = Quantized::new(call.input(6)?, call.input(7)?)?;
+        let quantized = Requantized::new(call.input(6)?, call.input(7)?)?;
         let (x_scale, w_scales) = (scale(call.input(1)?, 0)?, call.input(4)?);
         let bias = call.opt(8).map(|bias| bias.elements::<i32>());
-        sums(&sizes, x, w, scratch, &mut |plane, filter, begin, sums| {
+        sums(&sizes, x, (w, dtype), scratch, &mut |plane, filter, begin, sums| {
             let scale = x_scale * scale(w_scales, filter)? / quantized.scale;
             let bias = bias.map_or(0, |bias| bias[filter]);
             let out = out[plane * places + begin..].iter_mut();
@@ -309,6 +371,14 @@ impl Conv {
     }
 }
 
+/// Bytes of scratch memory of a convolution that is a product: sums, what the product needs, the unrolled input, weights of the other
+/// sign, and the zero points of filters and places.
+fn space(sizes: &Sizes, weights: DataType) -> [usize; 6] {
+    let (columns, to, depth) = (sizes.block() * sizes.window.width(), sizes.to, sizes.depth());
+    let copied = if flip(weights, DataType::U8) == 0 { 0 } else { to * depth };
+    [4 * columns * to, gemm_i8::scratch(to, columns, depth), columns * depth, copied, to, columns]
+}
+
 /// Takes sums; see [`sums`].
 type Store<'s> = &'s mut dyn FnMut(usize, usize, usize, &[i32]) -> Result<(), String>;
 
@@ -316,7 +386,7 @@ type Store<'s> = &'s mut dyn FnMut(usize, usize, usize, &[i32]) -> Result<(), St
 fn sums(
     sizes: &Sizes,
     x: Bytes<'_>,
-    w: Bytes<'_>,
+    (w, weights): (Bytes<'_>, DataType),
     scratch: &mut [u8],
     store: Store<'_>,
 ) -> Result<(), String> {
@@ -325,43 +395,37 @@ fn sums(
     let (plane, places, filters) = (window.input(), window.output(), to * sizes.group);
     if sizes.is_depthwise() {
         let sums: &mut [i32] = &mut bytemuck::cast_slice_mut(scratch)[..places];
-        let x_zero = i32::from(x_zero);
+        let x_zero = i32::from(x_zero as i8);
         for index in 0..sizes.batch * filters {
             let filter = index % filters;
             let channel = index / filters * sizes.group + filter / to;
             let (taps, zero) = (&w.elements[filter * depth..][..depth], i32::from(w.zero(filter)));
             window.fold(&x.elements[channel * plane..][..plane], sums, 0, |at| {
                 let w = i32::from(taps[at] ^ w.flip) - zero;
-                move |sum: i32, x: u8| sum.wrapping_add(w * (i32::from(x ^ x_flip) - x_zero))
+                move |sum: i32, x: u8| sum.wrapping_add(w * (i32::from((x ^ x_flip) as i8) - x_zero))
             });
             store(index, filter, 0, sums)?;
         }
         return Ok(());
     }
-    let columns = sizes.block() * window.width();
-    let scratch: &mut [f32] = bytemuck::cast_slice_mut(scratch);
-    let (unrolled, scratch) = scratch.split_at_mut(columns * depth);
-    let (weights, scratch) = scratch.split_at_mut(to * depth);
-    let (part, sums) = scratch.split_at_mut(columns * to);
+    let [sums, product, unrolled, copy, w_zeros, x_zeros] = split(scratch, space(sizes, weights));
     let sums: &mut [i32] = bytemuck::cast_slice_mut(sums);
-    let x_zero = f32::from(x_zero);
+    x_zeros.fill(x_zero);
     for at in 0..sizes.batch * sizes.group {
         let group = at % sizes.group;
-        for filter in 0..to {
-            let zero = f32::from(w.zero(group * to + filter));
-            let taps = &w.elements[(group * to + filter) * depth..][..depth];
-            let weights = weights[filter * depth..].iter_mut();
-            weights.zip(taps).for_each(|(to, &tap)| *to = f32::from(tap ^ w.flip) - zero);
-        }
+        w.fill_zeros(group * to, w_zeros);
+        let weights = w.part(group * to * depth..(group + 1) * to * depth, copy);
+        let a = Quantized { matrix: Matrix::new(weights, to, depth), zeros: w_zeros };
         for rows in sizes.blocks() {
             let begin = rows.start * window.width();
             let columns = rows.len() * window.width();
             let x = &x.elements[at * sizes.from * plane..][..sizes.from * plane];
             let unrolled = &mut unrolled[..columns * depth];
-            window.columns(x, rows, unrolled, 0.0, |x| f32::from(x ^ x_flip) - x_zero);
+            window.columns(x, rows, unrolled, x_zero, |x| x ^ x_flip);
             let sums = &mut sums[..columns * to];
-            let (a, b) = (Matrix::new(weights, to, depth), Matrix::new(unrolled, depth, columns));
-            sum_product(sums, part, a, b, false)?;
+            let b = Matrix::new(bytemuck::cast_slice(unrolled), depth, columns);
+            let b = Quantized { matrix: b, zeros: bytemuck::cast_slice(&x_zeros[..columns]) };
+            gemm_i8(sums, a, b, product)?;
             for (filter, sums) in sums.chunks_exact(columns).enumerate() {
                 store(at * to + filter, group * to + filter, begin, sums)?;
             }

@@ -39,6 +39,7 @@ mod fills;
 mod flex_attention;
 mod fourier;
 mod gemm;
+mod gemm_i8;
 mod grid;
 mod heads;
 mod image;

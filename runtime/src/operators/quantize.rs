@@ -1,13 +1,14 @@
 //! Operators between real numbers and those of few bits, with a scale and a zero point for all, for each index of an axis, or for
 //! each block along one.
 
+use super::broadcast::{PARALLEL, PART};
 use super::elementwise::no;
 use super::minifloat::{encode, is_minifloat, small_integer};
 use super::scales::{FEW, Few, Grid, Scales, is_read, load};
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Unclear, threads, typed};
 use crate::element::{DataType, Element, bf16, f16};
 use crate::tensor::{Type, View, ViewMut};
-use rten_simd::SimdOp;
+use rten_simd::{Isa, SimdOp};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     Some(match node.op {
@@ -48,10 +49,12 @@ fn told(node: &Definition<'_>) -> Result<Told, String> {
     })
 }
 
+const BYTE: (f32, f32) = (0.0, 255.0);
+
 /// The least and the largest integer of a type to quantize to.
 fn range(dtype: DataType) -> Option<(f32, f32)> {
     Some(match dtype {
-        DataType::U8 => (0.0, 255.0),
+        DataType::U8 => BYTE,
         DataType::I8 => (-128.0, 127.0),
         DataType::U16 => (0.0, 65535.0),
         DataType::I16 => (-32768.0, 32767.0),
@@ -63,23 +66,41 @@ fn range(dtype: DataType) -> Option<(f32, f32)> {
     })
 }
 
-/// Rounds `quotients` to integers, ties to even, adds the zero points and puts what is within the range, by `put`.
-fn round<T>(
-    quotients: &[f32],
-    zero: &[f32],
-    (least, largest): (f32, f32),
-    out: &mut [T],
-    put: impl Fn(i32) -> T,
-) {
+/// A quotient rounded to an integer, ties to even, and the zero point added, within the range.
+#[inline(always)]
+fn round(quotient: f32, zero: f32, (least, largest): (f32, f32)) -> i32 {
     /// 1.5 * 2^23: added to numbers below 2^22, it leaves no place for fractions, and the integer stands in the lowest bits.
     const MAGIC: f32 = 12_582_912.0;
-    for ((out, &x), &zero) in out.iter_mut().zip(quotients).zip(zero) {
-        let (least, largest) = (least - zero, largest - zero);
-        // NaN becomes the least.
-        let x = if x > least { x } else { least };
-        let x = if x < largest { x } else { largest };
-        let rounded = (x + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as i32;
-        *out = put(rounded + zero as i32);
+    let (least, largest) = (least - zero, largest - zero);
+    // NaN becomes the least.
+    let x = if quotient > least { quotient } else { least };
+    let x = if x < largest { x } else { largest };
+    let rounded = (x + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as i32;
+    rounded + zero as i32
+}
+
+/// Rounds some, each with its zero point, and puts them by `put`.
+fn round_all<T>(quotients: &[f32], zero: &[f32], range: (f32, f32), out: &mut [T], put: impl Fn(i32) -> T) {
+    for ((out, &quotient), &zero) in out.iter_mut().zip(quotients).zip(zero) {
+        *out = put(round(quotient, zero, range));
+    }
+}
+
+/// Bytes of one scale and zero point, compiled for the machine's vectors.
+struct Bytes<'x, 'o> {
+    x: &'x [f32],
+    scale: f32,
+    zero: f32,
+    out: &'o mut [u8],
+}
+
+impl SimdOp for Bytes<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, _: I) {
+        let Self { x, scale, zero, out } = self;
+        out.iter_mut().zip(x).for_each(|(out, x)| *out = round(x / scale, zero, BYTE) as u8);
     }
 }
 
@@ -142,12 +163,12 @@ fn quantize(x: &View<'_>, scales: &Scales<'_>, precision: DataType, saturate: bo
     };
     if to.bytes() == 2 {
         return scales.write(out.raw::<u16>(), |begin, few, out| {
-            round(&divide(begin, few, out.len()), &few.zero, range, out, |x| x as u16);
+            round_all(&divide(begin, few, out.len()), &few.zero, range, out, |x| x as u16);
         });
     }
     let mask = small_integer(to).map_or(u8::MAX, |(bits, _)| (1 << bits) - 1);
     scales.write(out.bytes, |begin, few, out| {
-        round(&divide(begin, few, out.len()), &few.zero, range, out, |x| x as u8 & mask);
+        round_all(&divide(begin, few, out.len()), &few.zero, range, out, |x| x as u8 & mask);
     });
 }
 
@@ -223,22 +244,20 @@ impl Operator for DynamicQuantize {
         let (least, largest) = rten_vecmath::MinMax::new(x.elements()).dispatch();
         // Zero is always a number that there is.
         let (least, largest) = (least.min(0.0), largest.max(0.0));
-        let scale = [if least == largest { 1.0 } else { (largest - least) / 255.0 }];
-        let zero = [(-least / scale[0]).clamp(0.0, 255.0).round_ties_even() as u8];
+        let scale = if least == largest { 1.0 } else { (largest - least) / 255.0 };
+        let zero = (-least / scale).clamp(0.0, 255.0).round_ties_even();
         if let Some(out) = call.opt_output(0) {
-            let scalar = |dtype, bytes| View { dtype, shape: &[], bytes };
-            let scales = Scales {
-                grid: Grid::WHOLE,
-                scale: scalar(DataType::F32, bytemuck::cast_slice(&scale)),
-                zero: Some(scalar(DataType::U8, &zero)),
-            };
-            quantize(&x, &scales, DataType::F32, true, out);
+            let x = x.elements();
+            let least = if x.len() < PARALLEL { usize::MAX } else { 1 };
+            threads::pieces(out.bytes, PART, least, &|part, out| {
+                Bytes { x: &x[part * PART..][..out.len()], scale, zero, out }.dispatch();
+            });
         }
         if let Some(out) = call.opt_output(1) {
-            out.elements().copy_from_slice(&scale);
+            out.elements().copy_from_slice(&[scale]);
         }
         if let Some(out) = call.opt_output(2) {
-            out.elements().copy_from_slice(&zero);
+            out.elements().copy_from_slice(&[zero as u8]);
         }
         Ok(())
     }

@@ -209,6 +209,15 @@ impl Window {
         Self { axes }
     }
 
+    /// The same windows, with rows along the last dimension that has more than one element. The output's shape is not told any more.
+    pub(super) fn with_long_rows(mut self) -> Self {
+        let one = |axis: &Axis| axis.input == 1 && axis.kernel == 1 && axis.output == 1 && axis.begin == 0;
+        while self.axes.len() > 1 && one(self.last()) {
+            self.axes.pop();
+        }
+        self
+    }
+
     /// Columns of the kernel that meet the input, each with the columns of the output for which they do.
     fn taps(&self) -> impl Iterator<Item = Tap> {
         let axis = *self.last();
@@ -468,6 +477,23 @@ mod tests {
                 assert_eq!(sum, expected, "at {place} of {axes:?}");
             }
         }
+    }
+
+    #[test]
+    fn sequences_that_come_as_planes_of_one_column_have_long_rows() {
+        let (long, one) = (axis([5, 3, 2, 1, 1, 1]), axis([1, 1, 1, 1, 0, 0]));
+        let plane = Window::new([long, one, one].into_iter().collect());
+        let columns = |window: &Window| {
+            let mut columns = vec![9; window.kernel() * window.output()];
+            window.columns(&[1, 2, 3, 4, 5], 0..window.rows(), &mut columns, 0, |x: i32| x);
+            columns
+        };
+        let rows = plane.clone().with_long_rows();
+        assert_eq!((rows.axes.len(), rows.width()), (1, long.output));
+        assert_eq!(columns(&rows), columns(&plane));
+        assert_eq!(Window::new([one, one].into_iter().collect()).with_long_rows().axes.len(), 1);
+        let padded = Window::new([long, axis([1, 1, 2, 1, 1, 0])].into_iter().collect());
+        assert_eq!(padded.with_long_rows().axes.len(), 2);
     }
 
     #[test]
