@@ -54,7 +54,7 @@ pub use graph::{Declared, Dim, Graph, Node, Value, ValueId};
 pub use onnx::{Model, read_tensor};
 pub use options::Options;
 pub use passes::{Changes, Level, Optimization, PASSES, Pass};
-pub use plan::{Figures, PlannedBlock, PlannedRun, PlannedStep, PlannedValue, Sharing};
+pub use plan::{Figures, PlannedBlock, PlannedRun, PlannedStep, PlannedValue};
 pub use quantize::{Left, QuantizeDynamic, Quantized, WeightType};
 pub use session::Session;
 pub use tensor::{ALIGNMENT, Tensor, Type, View, ViewMut};

@@ -92,8 +92,8 @@ pub(crate) fn open(path: &Path) -> std::io::Result<Bytes> {
     let mapped = match found {
         Some(mapped) => mapped,
         None => {
-            // SAFETY: the mapping is private and read only. Whoever shortens the file while a model of it is in use takes the
-            // program down, as with every library that maps its weights; the documentation of `Model` says so.
+            // SAFETY: nothing writes through the mapping, which is read only. That nobody else changes the file while a model of it is
+            // in use cannot be seen to from here, as by no library that maps its weights: the documentation of `Model` asks for it.
             let map = unsafe { Mmap::map(&file)? };
             let mapped = Arc::new(Mapped { map, file, copies: Mutex::default(), model: Mutex::default() });
             files.push((identity, Arc::downgrade(&mapped)));

@@ -49,7 +49,8 @@ impl Options {
     }
 
     /// Values that are not alive at the same time share memory, and outputs are written over inputs; on by default. Off
-    /// (`enable_mem_pattern`), every intermediate value has memory of its own.
+    /// (`enable_mem_pattern`), every intermediate value has memory of its own; within the graphs of Loop and Scan, whose values are
+    /// those of one round, they share all the same.
     #[must_use]
     pub fn memory_pattern(mut self, on: bool) -> Self {
         self.sharing = Sharing { in_place: on, reuse: on, ..self.sharing };

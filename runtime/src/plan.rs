@@ -397,6 +397,7 @@ impl<'g> Drafting<'g> {
             .map(|id| id.and_then(|id| self.types[id].clone()))
             .map_while(|ty| ty)
             .collect();
-        node.operator.scratch(&Known { types: &types, values: &views }, &made)
+        // What nothing could hold is an error when the arena is made, whatever is added to it before.
+        node.operator.scratch(&Known { types: &types, values: &views }, &made).min(isize::MAX as usize / 2)
     }
 }

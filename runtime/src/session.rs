@@ -23,8 +23,8 @@ const FEW: usize = 8;
 /// Integers and truth values with so many elements at most may decide shapes and branches: where a plan leaves nodes out, it is made
 /// anew for what they are.
 const TELLING: usize = 16;
-/// Plans made for elements of such inputs at most: they are data, not parameters, where there are more.
-const TOLD_PLANS: u64 = 64;
+/// Plans are made for so many different elements of such inputs: they are data, not parameters, where there are more.
+const MOST_TOLD: usize = 64;
 
 /// A model and its memory. Runs may come from several threads at once: each has an arena to itself as long as it runs. With
 /// [`Options::intra_op_num_threads`] they share these threads, and may wait for one another.
@@ -108,8 +108,8 @@ impl Common {
 #[derive(Default)]
 struct Kept {
     plans: HashMap<Key, (Arc<Plan>, u64)>,
-    /// Plans made for what inputs are, not for their types alone.
-    told_plans: u64,
+    /// What inputs were told to be where plans were made for that, not for their types alone.
+    told: Vec<Vec<Vec<u8>>>,
     /// Uses so far.
     clock: u64,
     /// Plans made so far.
@@ -219,12 +219,20 @@ impl Executor {
         let plan = self.plan(&types)?;
         let is_there = |view: &View<'_>| view.bytes.len() == view.len() * view.dtype.bytes();
         let tells = |view: &View<'_>| !view.dtype.is_float() && view.len() <= TELLING && is_there(view);
-        if plan.figures.unplanned_nodes == 0
-            || !inputs.iter().flatten().any(tells)
-            || self.kept().told_plans >= TOLD_PLANS
-        {
+        if plan.figures.unplanned_nodes == 0 || !inputs.iter().flatten().any(tells) {
             return Ok(Chosen { plan, told: Vec::new() });
         }
+        let is_told = |known: &Vec<Vec<u8>>| {
+            known.iter().zip(inputs).all(|(known, view)| match view.filter(tells) {
+                Some(view) => known == view.bytes,
+                None => known.is_empty(),
+            })
+        };
+        let kept = self.kept();
+        if kept.told.len() >= MOST_TOLD && !kept.told.iter().any(is_told) {
+            return Ok(Chosen { plan, told: Vec::new() });
+        }
+        drop(kept);
         let told: Vec<_> =
             inputs.iter().map(|view| view.filter(tells).map(|view| Arc::new(view.to_tensor()))).collect();
         let bytes = |told: &Option<Arc<Tensor>>| {
@@ -266,7 +274,9 @@ impl Executor {
             let oldest = kept.plans.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
             oldest.and_then(|oldest| kept.plans.remove(&oldest));
         }
-        kept.told_plans += u64::from(!told.is_empty());
+        if !told.is_empty() && kept.told.len() < MOST_TOLD && !kept.told.contains(&key.told) {
+            kept.told.push(key.told.clone());
+        }
         kept.plans.insert(key, (Arc::clone(&plan), now));
         kept.made += 1;
         Ok(plan)
@@ -470,7 +480,11 @@ impl Session {
     ) -> Result<Vec<(String, Tensor)>, Error> {
         let graph = self.graph();
         let name = |id: usize| graph.values[id].name.as_str();
-        for (given, _) in inputs {
+        for (index, (given, view)) in inputs.iter().enumerate() {
+            if inputs[..index].iter().any(|(other, _)| other == given) {
+                return Err(Error::Argument(format!("input {given} is given twice")));
+            }
+            check_bytes(given, view)?;
             if !graph.inputs.iter().any(|&id| name(id) == *given) {
                 let names: Vec<_> = graph.inputs.iter().map(|&id| name(id)).collect();
                 return Err(Error::Argument(format!(
@@ -503,6 +517,21 @@ impl Session {
 fn types_of(inputs: &[Option<View<'_>>]) -> Vec<Option<Type>> {
     let ty = |view: &View<'_>| Type { dtype: view.dtype, shape: view.shape.to_vec() };
     inputs.iter().map(|view| view.as_ref().map(ty)).collect()
+}
+
+/// Whether the bytes of an input are those of its elements.
+fn check_bytes(name: &str, view: &View<'_>) -> Result<(), Error> {
+    let width = view.dtype.bytes();
+    let bytes = view.shape.iter().try_fold(width, |bytes, &size| bytes.checked_mul(size));
+    let wrong =
+        |what: String| Err(Error::Argument(format!("input {name} of {}{:?} {what}", view.dtype, view.shape)));
+    if bytes != Some(view.bytes.len()) {
+        return wrong(format!("has {} bytes", view.bytes.len()));
+    }
+    if !view.bytes.is_empty() && !(view.bytes.as_ptr() as usize).is_multiple_of(width) {
+        return wrong(format!("does not begin at a multiple of {width} bytes: copy it to a Tensor"));
+    }
+    Ok(())
 }
 
 /// Whether an input is as the model declares it.

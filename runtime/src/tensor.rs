@@ -67,7 +67,7 @@ pub struct View<'a> {
     pub dtype: DataType,
     /// Elements along each dimension.
     pub shape: &'a [usize],
-    /// All elements.
+    /// All elements, aligned as they are: a session refuses others.
     pub bytes: &'a [u8],
 }
 

@@ -7,8 +7,8 @@ mod wire;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use stepalloc_runtime::{Error, Model, Session};
-use wire::{Message, attribute, graph, model, model_of, node, tensor, value};
+use stepalloc_runtime::{Error, Model, Session, Tensor};
+use wire::{Message, attribute, graph, model, model_of, model_with, node, open_value, opset, tensor, value};
 
 thread_local! {
     static LIVE: Cell<isize> = const { Cell::new(0) };
@@ -455,4 +455,76 @@ fn functions_that_call_the_next_one_twice_are_refused() {
     assert!(error.to_string().contains("functions"), "{error}");
     assert!(read(functions(4, 1_000), 64 << 20).is_err());
     assert!(read(functions(40, 1), BASE).is_err(), "they call each other too deep");
+}
+
+#[test]
+fn functions_that_call_themselves_within_graphs_are_refused() {
+    let branch = |op: &str| {
+        let node = node(op, &["p"], &["b"]).text(7, if op == "F" { "own" } else { "" });
+        graph([node, value(12, "b", 1, &[4])])
+    };
+    let holder = node("If", &["c"], &["q"])
+        .message(5, &attribute("then_branch", 5).message(6, &branch("F")))
+        .message(5, &attribute("else_branch", 5).message(6, &branch("Relu")))
+        .alone();
+    let function = Message::new().text(1, "F").text(10, "own").text(4, "p").text(5, "q");
+    let constant = node("Constant", &[], &["c"])
+        .message(5, &attribute("value", 4).message(5, &tensor(5, "", 9, &[]).bytes(9, &[1]).alone()))
+        .alone();
+    let function = function.message(9, &opset("", 17)).message(9, &opset("own", 1));
+    let function = function.message(7, &constant).message(7, &holder);
+    let graph =
+        graph([value(11, "x", 1, &[4]), node("F", &["x"], &["y"]).text(7, "own"), value(12, "y", 1, &[4])]);
+    let file = model_of(&graph, &[(25, function)]);
+    // On a thread of little stack, which is no place to go deep.
+    let error = std::thread::Builder::new().stack_size(2 << 20).spawn(|| Model::from_bytes(file).map(drop));
+    let error = error.expect("a thread").join().expect("no panic").expect_err("a function without an end");
+    assert!(error.to_string().contains("deep within others"), "{error}");
+}
+
+#[test]
+fn operators_that_meant_another_thing_before_version_7_are_refused() {
+    let add = graph([
+        value(11, "a", 1, &[2, 3, 3]),
+        value(11, "b", 1, &[3]),
+        node("Add", &["a", "b"], &["y"])
+            .message(5, &attribute("broadcast", 2).number(3, 1))
+            .message(5, &attribute("axis", 2).number(3, 1)),
+        value(12, "y", 1, &[2, 3, 3]),
+    ]);
+    let file = |versions: &[u64]| {
+        let head = Message::new().number(1, 3).message(7, &add);
+        versions.iter().fold(head, |head, &version| head.message(8, &opset("", version))).bytes_of()
+    };
+    assert!(Model::from_bytes(file(&[7])).is_ok());
+    for versions in [&[6][..], &[1], &[]] {
+        let error = Model::from_bytes(file(versions)).map(drop).expect_err("an old model").to_string();
+        assert!(error.contains("ai.onnx.Add (version "), "{error}");
+    }
+    let relu = graph([value(11, "x", 1, &[3]), node("Relu", &["x"], &["y"]), value(12, "y", 1, &[3])]);
+    assert!(Model::from_bytes(model_with(&relu, 1)).is_ok());
+}
+
+#[test]
+fn images_of_too_many_dimensions_are_refused_where_all_neighbours_are_taken() {
+    let grid_of = |dims: usize| {
+        let (ones, mut grid) = (vec![1; 2 + dims], vec![1; 1 + dims]);
+        grid.push(dims);
+        graph([
+            value(11, "x", 1, &ones),
+            value(11, "grid", 1, &grid),
+            node("GridSample", &["x", "grid"], &["y"]).message(5, &attribute("mode", 3).bytes(4, b"cubic")),
+            open_value(12, "y", 1, 2 + dims),
+        ])
+    };
+    for (dims, right) in [(2, true), (8, true), (9, false), (32, false)] {
+        let read = Model::from_bytes(model_with(&grid_of(dims), 20)).expect("a model");
+        let ones = vec![1; 2 + dims];
+        let mut grid = vec![1; 1 + dims];
+        grid.push(dims);
+        let x = Tensor::from_elements(ones, &[1.0f32]).expect("one");
+        let grid = Tensor::from_elements(grid, &vec![0.0f32; dims]).expect("as many");
+        let made = Session::new(&read).run(&[("x", x.view()), ("grid", grid.view())]);
+        assert_eq!(made.is_ok(), right, "{dims}: {:?}", made.err());
+    }
 }

@@ -319,6 +319,53 @@ fn types_alone_tell_what_a_run_counts_as_far_as_elements_do_not_decide() {
 }
 
 #[test]
+fn inputs_whose_bytes_are_not_their_elements_are_refused() {
+    let session = Session::new(&small());
+    let x = floats(8);
+    let refused = |inputs: &[(&str, View<'_>)], why: &str| {
+        let error = session.run(inputs).expect_err("not its elements").to_string();
+        assert!(error.contains("input x") && error.contains(why), "{error}");
+    };
+    let (bytes, shape) = (x.view().bytes, &[4][..]);
+    refused(&[("x", View { shape, bytes: &bytes[1..17], ..x.view() })], "multiple of 4");
+    refused(&[("x", View { shape, bytes: &[], ..x.view() })], "0 bytes");
+    refused(&[("x", View { shape: &[usize::MAX, 4], ..x.view() })], "32 bytes");
+    refused(&[("x", x.view()), ("x", x.view())], "twice");
+    assert!(session.run(&[("x", View { shape, bytes: &bytes[4..20], ..x.view() })]).is_ok());
+}
+
+/// Zeros, as many as `s` says, beside something of any length.
+fn beside() -> Session {
+    let graph = graph([
+        open_value(11, "s", 7, 1),
+        open_value(11, "x", 1, 1),
+        node("ConstantOfShape", &["s"], &["zeros"]),
+        node("Concat", &["zeros", "x"], &["y"]).message(5, &attribute("axis", 2).number(3, 0)),
+        open_value(12, "y", 1, 1),
+    ]);
+    Session::new(&Model::from_bytes(model(&graph)).expect("a model"))
+}
+
+#[test]
+fn integers_that_decide_are_followed_for_any_number_of_shapes() {
+    let session = beside();
+    let unplanned = |s: i64, count: usize| {
+        let (s, x) = (Tensor::from_elements([1], &[s]).expect("one"), floats(count));
+        session.run(&[("s", s.view()), ("x", x.view())]).expect("it runs");
+        session.figures(&[Some(s.view()), Some(x.view())]).expect("a plan").unplanned_nodes
+    };
+    for count in 1..200 {
+        assert_eq!(unplanned(5, count), 0, "{count}");
+    }
+    // Where they are others each time they are data; what was told before still is.
+    for s in 1..200 {
+        unplanned(s, 1);
+    }
+    assert!(unplanned(1000, 1) > 0);
+    assert_eq!((unplanned(5, 1), unplanned(5, 500)), (0, 0));
+}
+
+#[test]
 fn a_cancelled_run_is_an_error_and_the_next_one_is_not() {
     let session = Session::new(&small());
     let (cancel, x) = (Cancel::new(), floats(1000));

@@ -164,16 +164,23 @@ fn read(path: &Path) -> Result<Tensor, String> {
     tensor.ok_or_else(|| wrong("its shape and its length differ".into()))
 }
 
-/// Writes tensors as DIR/NAME.npy; what is not a letter, a digit, a dash or a dot in a name becomes an underscore.
+/// Writes tensors as DIR/NAME.npy; what is not a letter, a digit, a dash or a dot in a name becomes an underscore, and names that are
+/// the same then are numbered: NAME.npy, NAME.2.npy.
 pub(super) fn save<'a>(
     directory: &Path,
     tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
 ) -> Result<(), String> {
     std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let mut names = Vec::new();
     for (name, tensor) in tensors {
         let plain =
             |letter: char| if letter.is_ascii_alphanumeric() || "-.".contains(letter) { letter } else { '_' };
-        let path = directory.join(format!("{}.npy", name.chars().map(plain).collect::<String>()));
+        let name: String = name.chars().map(plain).collect();
+        let numbered = (2..).map(|number| format!("{name}.{number}"));
+        let name = std::iter::once(name.clone()).chain(numbered).find(|name| !names.contains(name));
+        let name = name.expect("there are more numbers than names");
+        let path = directory.join(format!("{name}.npy"));
+        names.push(name);
         write(&path, tensor).map_err(|why| format!("{}: {why}", path.display()))?;
     }
     Ok(())

@@ -22,7 +22,8 @@ use std::sync::Arc;
 
 /// A model that was read and understood: every node has its operator.
 ///
-/// Weights stay in the file, which is mapped; a file that is shortened while its model is in use takes the program down.
+/// Weights stay in the file, which is mapped. It must not be changed while its model is in use: weights may then be those of either
+/// file, and if it is shortened, the program goes down. A new file in its place (written beside it and renamed) is no change of it.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// What it computes.
@@ -95,12 +96,28 @@ impl Model {
     }
 }
 
-/// The version of a domain; 1 where it is not imported.
-fn opset(opsets: &[(String, i64)], domain: &str) -> i64 {
+/// The version of a domain, if it is imported.
+fn opset(opsets: &[(String, i64)], domain: &str) -> Option<i64> {
     let plain = |name| if name == "ai.onnx" { "" } else { name };
     let found = opsets.iter().find(|(name, _)| plain(name.as_str()) == plain(domain));
-    found.map_or(1, |(_, version)| *version)
+    found.map(|(_, version)| *version)
 }
+
+/// Operators of ai.onnx that took other inputs or attributes, or broadcast otherwise, before a version up to 7 (ONNX, Changelog.md).
+/// None of these is known here; the others are what they were.
+const CHANGED: [(i64, &str); 6] = [
+    (2, "GlobalLpPool LpPool Pad Split"),
+    (4, "Concat"),
+    (5, "Reshape"),
+    (6, "Cast Tile"),
+    (
+        7,
+        "Add And AveragePool BatchNormalization Div Dropout Equal GRU Gemm Greater LSTM Less Mul Or PRelu Pow RNN",
+    ),
+    (7, "Sub Upsample Xor"),
+];
+/// Graphs may be so deep within others; functions in their nodes let a small file ask for any depth.
+const MOST_NESTED: usize = 64;
 
 struct Reader<'a> {
     opsets: Versions,
@@ -117,6 +134,11 @@ struct Scope<'a> {
 }
 
 impl Scope<'_> {
+    /// Graphs around this one.
+    fn depth(&self) -> usize {
+        self.outer.map_or(0, |outer| outer.depth() + 1)
+    }
+
     fn has(&self, name: &str) -> bool {
         self.names.contains_key(name) || self.outer.is_some_and(|outer| outer.has(name))
     }
@@ -174,6 +196,10 @@ impl<'a> Reader<'a> {
     ) -> Result<Graph, Error> {
         let graph = Graph { name: proto.name.unwrap_or_default(), ..Graph::default() };
         let scope = Scope { names: HashMap::new(), constants: HashMap::new(), outer };
+        if scope.depth() > MOST_NESTED {
+            let what = format!("graph {} is more than {MOST_NESTED} deep within others", graph.name);
+            return Err(Error::model(what));
+        }
         let mut building = Building { graph, scope };
         for input in &proto.input {
             let id = building.define(input.name.as_deref().unwrap_or_default())?;
@@ -272,7 +298,9 @@ impl<'a> Reader<'a> {
         for output in &proto.output {
             outputs.push(if output.is_empty() { None } else { Some(building.define(output)?) });
         }
-        let version = opset(opsets.as_ref().unwrap_or(&self.opsets), &domain);
+        // A function that does not say which version it wants has that of the model; a model that does not, the first.
+        let version = opsets.as_ref().and_then(|opsets| opset(opsets, &domain));
+        let version = version.or_else(|| opset(&self.opsets, &domain)).unwrap_or(1);
         let definition = Definition {
             op: &op,
             domain: &domain,
@@ -281,14 +309,18 @@ impl<'a> Reader<'a> {
             inputs: &inputs.iter().map(Option::is_some).collect::<Vec<_>>(),
             outputs: &outputs.iter().map(Option::is_some).collect::<Vec<_>>(),
         };
-        let operator = operators::make(&definition)
-            .ok_or_else(|| Error::Unsupported {
-                node: name.clone(),
-                op: op.clone(),
-                domain: if domain.is_empty() { "ai.onnx".into() } else { domain.clone() },
-                opset: version,
-            })?
-            .map_err(wrong)?;
+        let unknown = || Error::Unsupported {
+            node: name.clone(),
+            op: op.clone(),
+            domain: if domain.is_empty() { "ai.onnx".into() } else { domain.clone() },
+            opset: version,
+        };
+        let changed =
+            |(since, ops): &(i64, &str)| version < *since && ops.split(' ').any(|other| other == op);
+        if domain.is_empty() && CHANGED.iter().any(changed) {
+            return Err(unknown());
+        }
+        let operator = operators::make(&definition).ok_or_else(unknown)?.map_err(wrong)?;
         if let (Some(constant), Some(name)) = (operator.constant(), proto.output.first()) {
             building.scope.constants.insert(name.clone(), constant);
         }

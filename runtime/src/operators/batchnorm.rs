@@ -18,10 +18,14 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
                 return Some(Err("figures of each activation (spatial = 0) are not known to it".into()));
             }
             let others = node.outputs.iter().skip(1).any(|&wanted| wanted);
+            let training = if node.opset < 14 { others } else { attributes.int("training_mode", 0) != 0 };
+            if others && !training {
+                return Some(Err("it has figures of a batch as outputs, and training_mode is 0".into()));
+            }
             Box::new(BatchNormalization {
                 epsilon: attributes.float("epsilon", 1e-5),
                 momentum: attributes.float("momentum", 0.9).into(),
-                training: if node.opset < 14 { others } else { attributes.int("training_mode", 0) != 0 },
+                training,
                 outputs: node.outputs.len(),
             })
         }

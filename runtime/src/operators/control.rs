@@ -5,7 +5,7 @@
 //! freely. The inputs of a node are followed by what its graphs take from outside, graph after graph in the order of the
 //! attributes' names.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, axis, typed};
+use super::{Call, Definition, Known, Made, Operator, Unclear, axis, typed, zeroed};
 use crate::arena::Around;
 use crate::element::{Bool, DataType};
 use crate::graph::{Declared, Dim, Graph};
@@ -330,7 +330,7 @@ impl Stack {
         let ty = self.ty.or_else(empty).ok_or("nothing tells the type of what was made not once")?;
         let mut shape = ty.shape;
         shape.insert(0, self.count);
-        let mut tensor = Tensor::zeroed(typed(ty.dtype, shape)?);
+        let mut tensor = zeroed(typed(ty.dtype, shape)?)?;
         tensor.view_mut().bytes.copy_from_slice(&self.bytes);
         Ok(tensor)
     }

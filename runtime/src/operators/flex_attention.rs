@@ -6,9 +6,9 @@ use super::attention::{clear, softmax_precision, types_of};
 use super::control::{Body, bodies};
 use super::heads::{Heads, probabilities};
 use super::real::{Matrix, Real, Space, Target, is_double, narrow, widened, widened_bytes};
-use super::{Call, Definition, Known, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Operator, Unclear, typed, zeroed};
 use crate::element::DataType;
-use crate::tensor::{Tensor, Type, View};
+use crate::tensor::{Type, View};
 
 pub(super) struct FlexAttention {
     scale: Option<f32>,
@@ -128,7 +128,7 @@ fn changed<W: Real>(
     let made = if dtype == W::DTYPE {
         body.run([View { dtype, shape, bytes: bytemuck::cast_slice(scores) }], inputs)?
     } else {
-        let mut given = Tensor::zeroed(typed(dtype, shape)?);
+        let mut given = zeroed(typed(dtype, shape)?)?;
         narrow(scores, given.view_mut())?;
         body.run([given.view()], inputs)?
     };

@@ -170,6 +170,9 @@ impl Operator for GridSample {
         if !fits {
             return Err(format!("{grid} is no grid for {input}").into());
         }
+        if image.len() > 8 {
+            return Err(format!("{input} has more than 8 spatial dimensions").into());
+        }
         if image.contains(&0) && grid.elements() > 0 {
             return Err(format!("{input} has no elements to take").into());
         }

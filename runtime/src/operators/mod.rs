@@ -320,6 +320,11 @@ pub fn typed(dtype: DataType, shape: impl Into<Vec<usize>>) -> Result<Type, Stri
     Type::new(dtype, shape.clone()).ok_or_else(|| format!("a tensor of shape {shape:?} is too large"))
 }
 
+/// A tensor of zeros, for what is not known before it runs.
+fn zeroed(ty: Type) -> Result<Tensor, String> {
+    Tensor::try_zeroed(ty).map_err(|error| error.to_string())
+}
+
 /// Inputs, outputs and scratch memory of an operator that runs.
 pub struct Call<'c, 'a> {
     pub(crate) inputs: &'c [Option<View<'a>>],

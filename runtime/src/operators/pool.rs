@@ -238,7 +238,8 @@ impl Pool {
                         }
                     }
                     let (most, at) = best.unwrap_or((f64::NEG_INFINITY, 0));
-                    let at = if self.by_columns { turned(at, last, outer) } else { at };
+                    // Where a window meets nothing there may be nothing to count.
+                    let at = if self.by_columns && best.is_some() { turned(at, last, outer) } else { at };
                     *to = (index * plane + at) as i64;
                     if let Some(output) = &mut output {
                         put(view.dtype, output.bytes, begin + place, most);
@@ -458,6 +459,8 @@ impl Operator for MaxUnpool {
 mod tests {
     use super::*;
     use crate::graph::{Attribute, Attributes};
+    use crate::operators::trial::Trial;
+    use crate::tensor::Tensor;
 
     fn pool(attributes: &[(&str, Vec<i64>)]) -> Result<Pool, String> {
         let ints =
@@ -492,5 +495,12 @@ mod tests {
         let mut out = [7.0f32; 2];
         planes(&window, &[], &mut out, &|from, to| plane(&window, Of::Max, from, to));
         assert_eq!(out, [f32::NEG_INFINITY; 2]);
+        let ints = |values: &[i64]| Attribute::Ints(values.to_vec());
+        let empty = Tensor::from_elements([1, 1, 0, 3], &[0.0f32; 0]).unwrap();
+        let pool = Trial::new("MaxPool", &[], [empty]).with("kernel_shape", ints(&[2, 2]));
+        let pool = pool.with("pads", ints(&[1, 1, 1, 1])).int("storage_order", 1).outputs(2);
+        let made = pool.run().unwrap();
+        assert_eq!(made[0].view().elements::<f32>(), [f32::NEG_INFINITY; 4]);
+        assert_eq!(made[1].view().elements::<i64>(), [0; 4]);
     }
 }

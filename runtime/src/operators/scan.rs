@@ -3,7 +3,7 @@
 //! Before version 9 it runs so for each member of a batch: dimension 0 of every input, and the sequences are along dimension 1.
 
 use super::control::{Body, axis_of, body, certain, deliver};
-use super::{Call, Definition, Known, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Operator, Unclear, typed, zeroed};
 use crate::tensor::{Tensor, Type, View};
 
 pub(super) struct Scan {
@@ -125,7 +125,7 @@ impl Scan {
                 .ok_or_else(|| format!("a sequence of {whole} elements is said to have {told}"))?,
         };
         let mut states: Vec<_> = given[..self.states].iter().map(View::to_tensor).collect();
-        let mut elements: Vec<_> = own[self.states..].iter().cloned().map(Tensor::zeroed).collect();
+        let mut elements = own[self.states..].iter().cloned().map(zeroed).collect::<Result<Vec<_>, _>>()?;
         let backwards = |directions: &Option<Vec<i64>>, index: usize| {
             directions.as_ref().and_then(|all| all.get(index)).is_some_and(|&direction| direction != 0)
         };
@@ -146,7 +146,10 @@ impl Scan {
             states.extend(out.by_ref().take(self.states));
             for (index, (element, made)) in out.zip(&mut made).enumerate() {
                 let (ty, axis) = self.sequence(index, element.ty(), whole)?;
-                let sequence = made.get_or_insert_with(|| Tensor::zeroed(ty.clone()));
+                let sequence = match made {
+                    Some(sequence) => sequence,
+                    None => made.insert(zeroed(ty.clone())?),
+                };
                 if *sequence.ty() != ty {
                     return Err(format!("an element of {} is to be among {}", element.ty(), sequence.ty()));
                 }
@@ -163,7 +166,7 @@ impl Scan {
                 Some(sequence) => sequence,
                 None => {
                     let element = self.unseen(&own, all, self.states + index)?;
-                    Tensor::zeroed(self.sequence(index, &element, whole)?.0)
+                    zeroed(self.sequence(index, &element, whole)?.0)?
                 }
             });
         }
@@ -199,7 +202,7 @@ impl Scan {
             for (index, tensor) in made.iter().enumerate() {
                 let (ty, bytes) = (tensor.ty(), tensor.view().bytes);
                 if batch.len() == index {
-                    batch.push(Tensor::zeroed(batch_of(ty, size)?));
+                    batch.push(zeroed(batch_of(ty, size)?)?);
                 }
                 if batch[index].ty().shape[1..] != ty.shape[..] {
                     return Err(format!("output {index} is {ty} for one of a batch, and not so for others"));
@@ -210,11 +213,11 @@ impl Scan {
         if size == 0 {
             let (types, whole) = self.own_types(&members)?;
             for ty in &types[..self.states] {
-                batch.push(Tensor::zeroed(batch_of(ty, 0)?));
+                batch.push(zeroed(batch_of(ty, 0)?)?);
             }
             for index in 0..self.body.outputs - self.states {
                 let element = self.unseen(&types, inputs, self.states + index)?;
-                batch.push(Tensor::zeroed(batch_of(&self.sequence(index, &element, whole)?.0, 0)?));
+                batch.push(zeroed(batch_of(&self.sequence(index, &element, whole)?.0, 0)?)?);
             }
         }
         Ok(batch)

@@ -202,6 +202,11 @@ fn run_as<R: Real>(
     let output = call.output(0)?;
     let count = output.shape.iter().product::<usize>().checked_div(size).unwrap_or(0);
     if count == 0 {
+        // Figures of no elements are no numbers.
+        for output in [1, 2].into_iter().filter_map(|at| call.opt_output(at)).filter(|_| figures) {
+            let elements = output.shape.iter().product();
+            (0..elements).for_each(|index| put(output.dtype, output.bytes, index, f64::NAN));
+        }
         return Ok(());
     }
     let scratch = call.scratch_of::<R>();

@@ -1,6 +1,6 @@
 //! Tests of many operators at once.
 
-use super::trial::{Trial, numbers, row, tensor};
+use super::trial::{Trial, floats, numbers, row, tensor};
 use crate::graph::Attribute;
 use crate::tensor::Tensor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -372,4 +372,17 @@ fn figures_that_make_no_sense_are_errors() {
         let trial = Trial::new(op, &[], &inputs).opset(22);
         assert!(trial.run().is_err(), "{op} of {:?}", inputs.iter().map(Tensor::ty).collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn figures_of_nothing_are_no_numbers_and_those_of_no_batch_are_refused() {
+    let trial = Trial::new("LayerNormalization", &[], [&numbers(&[2, 0], 1), &numbers(&[0], 1)]).outputs(3);
+    for figures in &trial.run().unwrap()[1..] {
+        assert!(figures.ty().shape == [2, 1] && floats(figures).iter().all(|x| x.is_nan()), "{figures:?}");
+    }
+    let channels = numbers(&[3], 1);
+    let inputs = [&numbers(&[2, 3], 1), &channels, &channels, &channels, &channels];
+    let batch = |training| Trial::new("BatchNormalization", &[], inputs).int("training_mode", training);
+    assert!(batch(1).outputs(3).run().is_ok() && batch(0).run().is_ok());
+    assert!(batch(0).outputs(3).run().is_err());
 }

@@ -214,5 +214,5 @@ impl Attempt {
 
 /// Whether a node is told axes, by attribute or input.
 fn has_axes(node: &Node) -> bool {
-    node.attributes.ints("axes").is_some() || node.inputs.len() > 1
+    node.attributes.ints("axes").is_some() || node.input(1).is_some()
 }

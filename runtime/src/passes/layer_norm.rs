@@ -34,12 +34,14 @@ fn find(editor: &Editor, at: usize) -> Option<Found> {
     let root = only(deviation, "Sqrt", division)?;
     let sum = only(editor.node(root)?.input(0)?, "Add", root)?;
     let (variance, epsilon) = parameter(sum)?;
+    let epsilon_at = epsilon;
     let epsilon = editor.scalar(epsilon).filter(|epsilon| *epsilon >= 0.0)?;
     let mean_of_squares = only(variance, "ReduceMean", sum)?;
     let squares = editor.node(mean_of_squares)?.input(0)?;
     let square = only(squares, "Pow", mean_of_squares).or_else(|| only(squares, "Mul", mean_of_squares))?;
     let [Some(base), Some(other)] = editor.node(square)?.inputs[..] else { return None };
-    let is_square = if editor.is(square, "Mul") { base == other } else { editor.scalar(other) == Some(2.0) };
+    let by_power = !editor.is(square, "Mul");
+    let is_square = if by_power { editor.scalar(other) == Some(2.0) } else { base == other };
     let difference =
         editor.made_by(distance, "Sub").filter(|_| editor.is_within(distance, &[division, square]))?;
     let [Some(x), Some(mean)] = editor.node(difference)?.inputs[..] else { return None };
@@ -49,6 +51,15 @@ fn find(editor: &Editor, at: usize) -> Option<Found> {
     }
     let rank = editor.facts.rank(x)?;
     if ![mean_at, mean_of_squares].iter().all(|&at| is_of_last(editor, at, rank)) {
+        return None;
+    }
+    // Of more dimensions, one number would give the result more.
+    let numbers = [Some(epsilon_at), by_power.then_some(other)];
+    if numbers
+        .into_iter()
+        .flatten()
+        .any(|id| editor.constant(id).is_none_or(|number| number.ty().rank() > rank))
+    {
         return None;
     }
     // One number would fit any size.

@@ -22,7 +22,6 @@ fn same_as(editor: &Editor, node: &Node) -> Option<ValueId> {
     let gives = match node.op_type.as_str() {
         "Identity" => true,
         "Dropout" => match node.input(2) {
-            _ if node.opset < 7 => false,
             None => true,
             Some(training) => {
                 let training = editor.constant(training)?.view();

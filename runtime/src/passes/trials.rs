@@ -291,6 +291,10 @@ fn products_of_matrices_take_what_follows() {
     assert_eq!(more.left(&["matmul-add"]), ["MatMul", "Add"]);
     let wide = base(&[-1, 3]).weight("a", &[1, 1, 4]).node("Add", "m a", "y").output("y");
     assert_eq!(wide.left(&["matmul-add"]), ["MatMul", "Add"]);
+    // Whether there is a dimension to squeeze is known when it runs.
+    let squeezed = Sketch::new(13).input("x", &[-1, 3]).weight("w", &[3, 4]).weight("a", &[4]);
+    let squeezed = squeezed.node("Squeeze", "x _", "s").node("MatMul", "s w", "m").node("Add", "m a", "y");
+    assert_eq!(squeezed.output("y").left(&["matmul-add"]), ["Squeeze", "MatMul", "Add"]);
     for (turned, shape, bias) in [(0, [3, 4], "x w a"), (1, [4, 3], "x w a"), (0, [3, 4], "x w")] {
         let told = [("transB", Attribute::Int(turned)), ("beta", Attribute::Float(0.5))];
         let gemm = Sketch::new(13).input("x", &[-1, 3]).weight("w", &shape).weight("a", &[4]);

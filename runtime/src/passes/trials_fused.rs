@@ -4,6 +4,7 @@ use super::sketch::Sketch;
 use super::trials::{conv, conv_of};
 use crate::Optimization;
 use crate::graph::Attribute;
+use crate::tensor::Tensor;
 use std::time::{Duration, Instant};
 
 /// Ten times what thousands of nodes take without optimization of the code; looking at all for each took longer with it.
@@ -171,6 +172,11 @@ fn layer_normalization_is_one_node_from_version_17_on() {
     let open = Sketch::new(17).input("x", &[2, 2, 1]);
     assert_eq!(layer_norm(open, "x", &[-1]).left(&["layer-norm"]).len(), 9);
     assert_eq!(layer_norm(base(17), "x", &[-1]).output("d").left(&["layer-norm"]).len(), 9);
+    // Numbers of more dimensions than the input's give the output as many.
+    for name in ["epsilon", "two"] {
+        let number = Tensor::from_elements([1; 4], &[2.0f32]).expect("one");
+        assert_eq!(layer_norm(base(17), "x", &[-1]).tensor(name, number).left(&["layer-norm"]).len(), 9);
+    }
 }
 
 #[test]

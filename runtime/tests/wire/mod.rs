@@ -122,15 +122,25 @@ pub fn graph(parts: impl IntoIterator<Item = Message>) -> Message {
     })
 }
 
+/// The version of a domain that a model or a function imports.
+pub fn opset(domain: &str, version: u64) -> Message {
+    Message::new().text(1, domain).number(2, version)
+}
+
 /// A file with a graph.
 pub fn model(graph: &Message) -> Vec<u8> {
     model_of(graph, &[])
 }
 
+/// The same in a version of ai.onnx.
+pub fn model_with(graph: &Message, version: u64) -> Vec<u8> {
+    Message::new().number(1, 9).message(8, &opset("", version)).message(7, graph).bytes
+}
+
 /// The same with other fields.
 pub fn model_of(graph: &Message, fields: &[(u64, Message)]) -> Vec<u8> {
-    let opset = |domain: &str, version| Message::new().text(1, domain).number(2, version);
-    let head =
-        Message::new().number(1, 9).message(8, &opset("", 17)).message(8, &opset("own", 1)).message(7, graph);
+    let versions = [opset("", 17), opset("own", 1)];
+    let head = Message::new().number(1, 9).message(7, graph);
+    let head = versions.iter().fold(head, |head, version| head.message(8, version));
     fields.iter().fold(head, |model, (field, message)| model.message(*field, message)).bytes
 }
