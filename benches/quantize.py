@@ -16,8 +16,11 @@ the same. Where ONNX Runtime's order takes values that If's graphs need before t
 model in our runtime, of our model in ONNX Runtime, of ONNX Runtime's model there; `rms` is the first as root mean squares, `between` the
 difference of the first two to each other. That is rounding where a model has few nodes: a difference in the last bit, of a normalization
 say, can move an element of an activation by one of its 255 steps.
+
+Times are medians of ten runs on one thread: `ms_f32` and `ms` of the f32 model and of ours in our runtime, `ort_ms_f32` and `ort_ms` of
+the f32 model and of ONNX Runtime's there.
 """
-import argparse, csv, json, logging, os, pathlib, subprocess, sys, tempfile
+import argparse, csv, json, logging, os, pathlib, statistics, subprocess, sys, tempfile, time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import models as real
@@ -205,16 +208,26 @@ def same_weights(ours, theirs):
     return "equal" if equal else "different"
 
 
+RUNS = 10
+
+
 def in_ort(path, inputs):
+    """Outputs, and the median time of a run in milliseconds."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return dict(zip([real.plain(output.name) for output in session.get_outputs()], session.run(None, inputs)))
+    times = []
+    for _ in range(RUNS):
+        begin = time.perf_counter()
+        outputs = session.run(None, inputs)
+        times.append(1e3 * (time.perf_counter() - begin))
+    return dict(zip([real.plain(output.name) for output in session.get_outputs()], outputs)), statistics.median(times)
 
 
 def in_ours(path, inputs, folder):
+    """The same."""
     import numpy
 
     given = []
@@ -223,10 +236,11 @@ def in_ours(path, inputs, folder):
         file = folder / f"{len(given)}.npy"
         os.replace(folder / "input.npy", file)
         given += ["--input", f"{name}={file}"]
-    done = stepalloc("infer", path, *given, "--runs", "1", "--threads", "1", "--json", "-", "--save-outputs", folder / "outputs")
+    done = stepalloc("infer", path, *given, "--runs", RUNS, "--threads", "1", "--json", "-", "--save-outputs", folder / "outputs")
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip())
-    return {path.stem: numpy.load(path) for path in (folder / "outputs").glob("*.npy")}
+    outputs = {path.stem: numpy.load(path) for path in (folder / "outputs").glob("*.npy")}
+    return outputs, json.loads(done.stdout)["run_ms_median"]
 
 
 def rms(told, wanted):
@@ -238,7 +252,7 @@ def stepalloc(*words):
     return subprocess.run([BINARY, "model", *map(str, words)], capture_output=True, text=True)
 
 
-def measure(name, option, source, inputs, folder, wanted):
+def measure(name, option, source, inputs, folder, wanted, times):
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -275,15 +289,18 @@ def measure(name, option, source, inputs, folder, wanted):
         done = stepalloc("quantize", source, "-o", direct, *words)
         assert done.returncode == 0, done.stderr
         row["direct"] = "equal" if (same_nodes(direct, ours), same_weights(direct, ours)) == ("equal", "equal") else "different"
-    outputs = in_ours(ours, inputs, folder), in_ort(ours, inputs)
+    (mine, milliseconds), (there, _) = in_ours(ours, inputs, folder), in_ort(ours, inputs)
+    outputs = mine, there
     row |= {"error": f"{real.difference(outputs[0], wanted):.1e}", "rms": f"{rms(outputs[0], wanted):.1e}"}
     row["error_in_ort"] = f"{real.difference(outputs[1], wanted):.1e}"
+    row |= {"ort_error": "", "between": f"{real.difference(outputs[0], outputs[1]):.1e}"}
+    row |= times | {"ms": f"{milliseconds:.3f}", "ort_ms": ""}
     try:
-        row["ort_error"] = f"{real.difference(in_ort(theirs, inputs), wanted):.1e}" if theirs else ""
+        if theirs:
+            told, milliseconds = in_ort(theirs, inputs)
+            row |= {"ort_error": f"{real.difference(told, wanted):.1e}", "ort_ms": f"{milliseconds:.3f}"}
     except Exception as failed:
         print(f"{name}, {option}: onnxruntime: {failed}", file=sys.stderr)
-        row["ort_error"] = ""
-    row["between"] = f"{real.difference(outputs[0], outputs[1]):.1e}"
     return row
 
 
@@ -315,9 +332,10 @@ def main():
                     print(f"{name}: {module} is not installed, left out", file=sys.stderr)
                     continue
                 inputs = make()
-            wanted = in_ort(source, inputs)
+            wanted, there = in_ort(source, inputs)
+            times = {"ms_f32": f"{in_ours(source, inputs, folder)[1]:.3f}", "ort_ms_f32": f"{there:.3f}"}
             for option in arguments.options.split(","):
-                row = measure(name, option, source, inputs, folder, wanted)
+                row = measure(name, option, source, inputs, folder, wanted, times)
                 if row is None:
                     continue
                 if out is None:

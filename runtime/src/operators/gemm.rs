@@ -4,6 +4,7 @@
 //! computed in their own type are a plain blocked loop. Halves are made f32 panel by panel ([`Panels`]) and multiplied as such, and so
 //! are integers of 8 bits where rten-gemm has nothing exact for them (`gemm_i8`): their sums are split so that f32 holds them exactly.
 
+use super::few_rows::few_rows;
 use super::threads;
 use super::vector_matrix::vector_matrix;
 use crate::element::{DataType, Number};
@@ -90,11 +91,16 @@ pub(super) fn gemm_f32(
             BiasVector::Column(bias) => BiasVector::Row(bias),
         });
     }
-    if a.rows == 1 && a.col_stride == 1 && alpha == 1.0 && vector_matrix(out, &a.data[..a.cols], b, beta) {
-        match bias {
-            Some(BiasVector::Row(bias)) => out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias),
-            Some(BiasVector::Column(bias)) => out.iter_mut().for_each(|out| *out += bias[0]),
-            None => {}
+    let as_it_is = alpha == 1.0 && a.col_stride == 1;
+    if as_it_is
+        && (a.rows == 1 && vector_matrix(out, &a.data[..a.cols], b, beta) || few_rows(out, a, b, beta))
+    {
+        for (row, out) in out.chunks_exact_mut(b.cols.max(1)).enumerate() {
+            match bias {
+                Some(BiasVector::Row(bias)) => out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias),
+                Some(BiasVector::Column(bias)) => out.iter_mut().for_each(|out| *out += bias[row]),
+                None => {}
+            }
         }
         return Ok(());
     }

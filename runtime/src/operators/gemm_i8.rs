@@ -12,6 +12,9 @@ thread_local! {
     static EXECUTOR: GemmExecutor<u8, i8, i32> = GemmExecutor::default();
 }
 
+/// Rows that are multiplied one after the other.
+const FEW: usize = 16;
+
 /// Whether rten-gemm's sums are exact on this machine.
 fn exact() -> bool {
     static EXACT: OnceLock<bool> = OnceLock::new();
@@ -57,14 +60,22 @@ fn in_integers(
     b: Quantized<'_, i8>,
     scratch: &mut [u8],
 ) -> Result<(), String> {
-    let (params, alike) = match (a.params(), b.params()) {
-        (Some(a_quant), Some(b_quant)) => (GemmOptions { a_quant, b_quant, ..GemmOptions::default() }, true),
-        _ => (GemmOptions::default(), false),
+    let (a_quant, b_quant, alike) = match (a.params(), b.params()) {
+        (Some(a_quant), Some(b_quant)) => (a_quant, b_quant, true),
+        _ => (None, None, false),
     };
-    let inputs = (GemmInputA::Unpacked(view(a.matrix)?), GemmInputB::Unpacked(view(b.matrix)?));
-    EXECUTOR
-        .with(|executor| executor.gemm(out, inputs.0, inputs.1, params))
-        .map_err(|error| error.to_string())?;
+    // A row at a time, the right factor is read where it is; for more rows it is laid out anew first.
+    let (rows, cols) = (a.matrix.rows, b.matrix.cols);
+    let height = if rows <= FEW { 1 } else { rows };
+    let right = GemmInputB::Unpacked(view(b.matrix)?);
+    for (first, out) in (0..rows).step_by(height).zip(out.chunks_mut((height * cols).max(1))) {
+        let zeros =
+            a_quant.map(|params| QuantParams { zero_point: &params.zero_point[first..first + height] });
+        let left = GemmInputA::Unpacked(view(a.matrix.part(first..first + height, 0..a.matrix.cols))?);
+        let options = GemmOptions { a_quant: zeros, b_quant, ..GemmOptions::default() };
+        let done = EXECUTOR.with(|executor| executor.gemm(out, left, right, options));
+        done.map_err(|error| error.to_string())?;
+    }
     if !alike {
         subtract_zeros(out, a, b, bytemuck::cast_slice_mut(&mut scratch[..4 * b.matrix.cols]));
     }

@@ -35,6 +35,7 @@ mod einsum;
 mod elementwise;
 mod extremes;
 mod factor;
+mod few_rows;
 mod fills;
 mod flex_attention;
 mod fourier;
