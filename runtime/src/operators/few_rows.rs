@@ -36,7 +36,8 @@ pub(super) fn few_rows(out: &mut [f32], a: Matrix<'_, f32>, b: Matrix<'_, f32>, 
     let products = b.rows.saturating_mul(out.len());
     let threads = if products < PARALLEL { 1 } else { threads::count() };
     let x: SmallVec<[_; MOST]> = (0..a.rows).map(|row| &a.data[row * a.row_stride..][..a.cols]).collect();
-    share(Few { out: out.chunks_exact_mut(b.cols).collect(), x: &x, b }, threads);
+    let along_rows = b.col_stride == 1 || b.cols == 1;
+    share(Few { out: out.chunks_exact_mut(b.cols).collect(), x: &x, b, along_rows }, threads);
     true
 }
 
@@ -47,21 +48,24 @@ struct Few<'a, 'o> {
     /// Those of the left factor.
     x: &'a [&'a [f32]],
     b: Matrix<'a, f32>,
+    /// How `b` is read: for all columns alike, so that their sums are.
+    along_rows: bool,
 }
 
-/// Halves the columns until there are as many parts as threads.
+/// Shares the columns until there are as many parts as threads.
 fn share(few: Few<'_, '_>, threads: usize) {
     let columns = few.b.cols;
-    let half = (columns / 2).next_multiple_of(COLUMNS);
-    if threads > 1 && half < columns {
-        let Few { out, x, b } = few;
-        let (left, right) = out.into_iter().map(|row| row.split_at_mut(half)).unzip();
-        let [first, second] = [0..half, half..columns].map(|columns| b.part(0..b.rows, columns));
-        threads::both(
-            || share(Few { out: left, x, b: first }, threads / 2),
-            || share(Few { out: right, x, b: second }, threads - threads / 2),
-        );
-    } else if few.b.col_stride == 1 || columns == 1 {
+    let some = (columns * (threads / 2) / threads).next_multiple_of(COLUMNS);
+    if threads > 1 && some < columns {
+        let Few { out, x, b, along_rows } = few;
+        let (left, right) = out.into_iter().map(|row| row.split_at_mut(some)).unzip();
+        let [first, second] = [0..some, some..columns].map(|columns| b.part(0..b.rows, columns));
+        let mut left = Some(Few { out: left, x, b: first, along_rows });
+        let mut right = Some(Few { out: right, x, b: second, along_rows });
+        threads::join(&mut || left.take().into_iter().for_each(|few| share(few, threads / 2)), &mut || {
+            right.take().into_iter().for_each(|few| share(few, threads - threads / 2))
+        });
+    } else if few.along_rows {
         Rows(few).dispatch();
     } else {
         Columns(few).dispatch();
@@ -97,7 +101,7 @@ impl SimdOp for Rows<'_, '_> {
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
-        let Self(Few { mut out, x, b }) = self;
+        let Self(Few { mut out, x, b, .. }) = self;
         for begin in (0..b.rows).step_by(DEPTH) {
             let depth = begin..(begin + DEPTH).min(b.rows);
             for at in (0..b.cols).step_by(VECTORS * isa.f32().len()) {
@@ -171,7 +175,7 @@ impl SimdOp for Columns<'_, '_> {
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
-        let Self(Few { mut out, x, b }) = self;
+        let Self(Few { mut out, x, b, .. }) = self;
         for at in 0..b.cols {
             by_fours!(dots, isa, out, x, b, at);
         }
@@ -223,7 +227,8 @@ mod tests {
 
     #[test]
     fn products_are_those_of_a_loop_in_both_layouts_and_equal_columns_are_equal() {
-        let sizes = [(1, 1), (3, 5), (17, 40), (129, 1000), (300, 7), (64, 4099)];
+        // On two cores, the last column of 33 is alone.
+        let sizes = [(1, 1), (3, 5), (17, 40), (129, 1000), (300, 7), (64, 4099), (2048, 33)];
         for (depth, cols) in sizes {
             for rows in [1, 2, 3, 7, 16] {
                 let (x, data) = (numbers(rows * depth), numbers(depth * cols));
@@ -247,10 +252,12 @@ mod tests {
                     }
                 }
                 let equal = vec![0.1; depth * cols];
-                let mut out = vec![0.0; rows * cols];
-                assert!(few_rows(&mut out, a, Matrix::new(&equal, depth, cols), 0.0));
-                for row in out.chunks(cols) {
-                    assert!(row.iter().all(|sum| sum.to_bits() == row[0].to_bits()));
+                for b in [Matrix::new(&equal, depth, cols), Matrix::new(&equal, cols, depth).transposed()] {
+                    let mut out = vec![0.0; rows * cols];
+                    assert!(few_rows(&mut out, a, b, 0.0));
+                    for row in out.chunks(cols) {
+                        assert!(row.iter().all(|sum| sum.to_bits() == row[0].to_bits()));
+                    }
                 }
             }
         }

@@ -3,7 +3,7 @@
 //! They are rten-gemm's, of u8 by i8, where its kernel's sums are exact. Where they pass through 16 bits, which saturate (x86-64 without
 //! VNNI), differences from zero points are multiplied as f32, so few at a time that sums are exact (see [`Panels`]).
 
-use super::gemm::{Matrix, Panels, load, view};
+use super::gemm::{Matrix, PARALLEL, Panels, load, view};
 use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmOptions, QuantParams};
 use std::sync::OnceLock;
 
@@ -12,7 +12,9 @@ thread_local! {
     static EXECUTOR: GemmExecutor<u8, i8, i32> = GemmExecutor::default();
 }
 
-/// Rows that are multiplied one after the other.
+/// Bytes of the widest vector.
+const WIDEST: usize = 64;
+/// Rows that are multiplied one after the other, where the right factor is large.
 const FEW: usize = 16;
 
 /// Whether rten-gemm's sums are exact on this machine.
@@ -64,9 +66,10 @@ fn in_integers(
         (Some(a_quant), Some(b_quant)) => (a_quant, b_quant, true),
         _ => (None, None, false),
     };
-    // A row at a time, the right factor is read where it is; for more rows it is laid out anew first.
+    // A row at a time, the right factor is read where it is, vectors of it at a time; for more rows it is laid out anew first.
     let (rows, cols) = (a.matrix.rows, b.matrix.cols);
-    let height = if rows <= FEW { 1 } else { rows };
+    let by_row = rows <= FEW && cols >= WIDEST && cols * a.matrix.cols >= PARALLEL;
+    let height = if by_row { 1 } else { rows };
     let right = GemmInputB::Unpacked(view(b.matrix)?);
     for (first, out) in (0..rows).step_by(height).zip(out.chunks_mut((height * cols).max(1))) {
         let zeros =
@@ -145,30 +148,43 @@ mod tests {
 
     #[test]
     fn sums_are_those_of_loops_in_64_bits() {
-        let sizes =
-            [[1, 1, 1], [1, 70, 9], [9, 1, 70], [3, 5, 0], [17, 40, 33], [70, 130, 300], [2, 1030, 261]];
-        for [rows, cols, depth] in sizes {
-            for zero in [0, 3] {
-                let of = |len: usize, step: usize| (0..len).map(move |at| (at * step % 251) as u8);
-                let (a, a_zeros): (Vec<_>, Vec<_>) =
-                    (of(rows * depth, 37).collect(), of(rows, 91 * zero).collect());
-                let b: Vec<_> = of(depth * cols, 53).map(|x| x as i8).collect();
-                let b_zeros: Vec<_> = of(cols, 17 * zero).map(|x| x as i8).collect();
-                let left = Quantized { matrix: Matrix::new(&a, rows, depth), zeros: &a_zeros };
-                let right = Quantized { matrix: Matrix::new(&b, depth, cols), zeros: &b_zeros };
-                let expected: Vec<_> = (0..rows * cols)
-                    .map(|at| {
-                        let (row, col) = (at / cols, at % cols);
-                        let term = |k| {
-                            (i64::from(a[row * depth + k]) - i64::from(a_zeros[row]))
-                                * (i64::from(b[k * cols + col]) - i64::from(b_zeros[col]))
-                        };
-                        (0..depth).map(term).sum::<i64>() as i32
-                    })
-                    .collect();
-                for sums in products(left, right) {
-                    assert_eq!(sums, expected, "{rows} x {depth} by {depth} x {cols}, zero points of {zero}");
-                }
+        let sizes = [
+            [1, 1, 1],
+            [1, 70, 9],
+            [9, 1, 70],
+            [3, 5, 0],
+            [17, 40, 33],
+            [70, 130, 300],
+            [5, 300, 261],
+            [20, 70, 1100],
+        ];
+        let of = |len: usize, step: usize| (0..len).map(move |at| (at * step % 251) as u8);
+        // All 0, all alike, and each another.
+        let zeros = |len: usize, kind: usize| match kind {
+            0 => vec![0; len],
+            1 => vec![200; len],
+            _ => of(len, 91).map(|zero| zero ^ 3).collect::<Vec<u8>>(),
+        };
+        for ([rows, cols, depth], kinds) in
+            sizes.into_iter().flat_map(|size| (0..9).map(move |kinds| (size, kinds)))
+        {
+            let (a, a_zeros): (Vec<_>, _) = (of(rows * depth, 37).collect(), zeros(rows, kinds % 3));
+            let b: Vec<_> = of(depth * cols, 53).map(|x| x as i8).collect();
+            let b_zeros: Vec<_> = zeros(cols, kinds / 3).into_iter().map(|zero| zero as i8).collect();
+            let left = Quantized { matrix: Matrix::new(&a, rows, depth), zeros: &a_zeros };
+            let right = Quantized { matrix: Matrix::new(&b, depth, cols), zeros: &b_zeros };
+            let expected: Vec<_> = (0..rows * cols)
+                .map(|at| {
+                    let (row, col) = (at / cols, at % cols);
+                    let term = |k| {
+                        (i64::from(a[row * depth + k]) - i64::from(a_zeros[row]))
+                            * (i64::from(b[k * cols + col]) - i64::from(b_zeros[col]))
+                    };
+                    (0..depth).map(term).sum::<i64>() as i32
+                })
+                .collect();
+            for sums in products(left, right) {
+                assert_eq!(sums, expected, "{rows} x {depth} by {depth} x {cols}, zero points {kinds}");
             }
         }
     }

@@ -71,6 +71,11 @@ impl<'a> Bytes<'a> {
     }
 }
 
+/// Whether there is nothing to compute.
+fn is_nothing(outputs: &[Type]) -> bool {
+    outputs.first().is_some_and(|output| output.elements() == 0)
+}
+
 /// Parts of scratch memory, one after the other; those of whole words come first.
 fn split<const N: usize>(scratch: &mut [u8], sizes: [usize; N]) -> [&mut [u8]; N] {
     let mut rest = scratch;
@@ -184,7 +189,10 @@ impl Operator for MatMul {
         Ok(vec![typed(dtype, batches.out.into_vec())?])
     }
 
-    fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
+    fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {
+        if is_nothing(outputs) {
+            return 0;
+        }
         let (Some(a), Some(b)) = (inputs.opt(0), inputs.opt(self.inputs()[0])) else { return 0 };
         let batches = Batches::new(&a.shape, &b.shape);
         batches.map_or(0, |batches| self.space(&batches, [a.dtype, b.dtype]).iter().sum())
@@ -275,6 +283,9 @@ impl MatMul {
     }
 }
 
+/// Bytes of an unrolled row and its sums at most, where there are rows of one element as well.
+const LONG: usize = 2 << 20;
+
 /// Convolutions.
 struct Conv {
     filters: Filters,
@@ -287,9 +298,13 @@ impl Conv {
         if self.quantized { [3, 2, 5] } else { [1, 2, 3] }
     }
 
-    /// Of the computation, to which sequences may come as planes of one column.
+    /// Of the computation, to which sequences may come as planes of one column: they become rows, if one is not too long to be unrolled.
     fn sizes(&self, x: &[usize], w: &[usize]) -> Result<Sizes, String> {
         let sizes = self.filters.sizes(x, w)?;
+        let bytes = sizes.depth().saturating_add(sizes.to.saturating_mul(4));
+        if sizes.window.output().saturating_mul(bytes) > LONG {
+            return Ok(sizes);
+        }
         Ok(Sizes { window: sizes.window.with_long_rows(), ..sizes })
     }
 }
@@ -314,7 +329,10 @@ impl Operator for Conv {
         Ok(vec![sizes.out(output_type(inputs, 6, 7)?)?])
     }
 
-    fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
+    fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {
+        if is_nothing(outputs) {
+            return 0;
+        }
         let (Some(x), Some(w)) = (inputs.opt(0), inputs.opt(self.inputs()[0])) else { return 0 };
         self.sizes(&x.shape, &w.shape).map_or(0, |sizes| {
             if sizes.is_depthwise() {
@@ -432,4 +450,51 @@ fn sums(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::{Trial, tensor};
+    use crate::graph::Attribute;
+    use crate::tensor::Tensor;
+
+    fn signed(shape: &[usize], step: usize) -> Tensor {
+        let elements: Vec<_> = (0..shape.iter().product()).map(|at| (at * step % 251) as u8 as i8).collect();
+        tensor(shape, &elements)
+    }
+
+    /// Two groups of one or more channels, of padded sequences and planes, with zero points of each filter.
+    #[test]
+    fn convolutions_are_those_of_loops() {
+        for (channels, length, width) in [(1, 9, 7), (3, 9, 7), (3, 300, 1), (2, 300_000, 1)] {
+            let (x, w) = (signed(&[1, 2 * channels, length, width], 37), signed(&[4, channels, 3, 1], 53));
+            let (x_zero, w_zeros) = (7i8, [3i8, -5, 0, 100]);
+            let zeros = [tensor(&[], &[x_zero]), tensor(&[4], &w_zeros)];
+            let trial = Trial::new("ConvInteger", &[], [&x, &w, &zeros[0], &zeros[1]]).opset(10);
+            let made = trial.int("group", 2).with("pads", Attribute::Ints(vec![1, 0, 1, 0])).run().unwrap();
+            let (x, w) = (x.view().elements::<i8>(), w.view().elements::<i8>());
+            let sum = |filter: usize, row: usize, col: usize| {
+                let term = |channel: usize, tap: usize| {
+                    let at = (row + tap).checked_sub(1).filter(|&at| at < length);
+                    let plane = (filter / 2 * channels + channel) * length;
+                    let x = at.map_or(0, |at| i32::from(x[(plane + at) * width + col]) - i32::from(x_zero));
+                    x * (i32::from(w[(filter * channels + channel) * 3 + tap]) - i32::from(w_zeros[filter]))
+                };
+                let of_channel = |channel| (0..3).map(|tap| term(channel, tap)).sum::<i32>();
+                (0..channels).map(of_channel).sum::<i32>()
+            };
+            for (at, &told) in made[0].view().elements::<i32>().iter().enumerate() {
+                let (filter, place) = (at / (length * width), at % (length * width));
+                let wanted = sum(filter, place / width, place % width);
+                assert_eq!(told, wanted, "{channels} x {length} x {width}, {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn products_of_nothing_are_nothing() {
+        let (a, b) = (signed(&[0, 70, 8], 1), signed(&[0, 8, 9], 1));
+        let made = Trial::new("MatMulInteger", &[], [&a, &b]).opset(10).run().unwrap();
+        assert_eq!(made[0].ty().shape, [0, 70, 9]);
+    }
 }

@@ -89,11 +89,6 @@ pub(crate) fn each<T: Send>(items: impl IntoIterator<Item = T>, work: &(dyn Fn(T
     });
 }
 
-/// Does one and the other, on two cores if there are as many.
-pub(crate) fn both(one: impl FnOnce() + Send, other: impl FnOnce() + Send) {
-    rayon::join(one, other);
-}
-
 /// Calls `make` for every piece of `size` elements, with its number, on all cores; a core takes `least` of them at a time, or more.
 /// The last piece may be shorter. Fewer than two times `least` are made here and now.
 pub(crate) fn pieces<T: Pod>(

@@ -22,15 +22,13 @@ pub(super) fn vector_matrix(out: &mut [f32], x: &[f32], b: Matrix<'_, f32>, beta
     let products = b.rows.saturating_mul(b.cols);
     let threads = if products < PARALLEL { 1 } else { threads::count() };
     let columns = b.cols.div_ceil(threads).next_multiple_of(COLUMNS);
+    // For all columns alike, so that their sums are.
+    let along_rows = b.col_stride == 1 || b.cols == 1;
     threads::pieces(out, columns, 1, &|piece, out| {
         let first = piece * columns;
         let b = b.part(0..b.rows, first..first + out.len());
         scale(out, beta);
-        if b.col_stride == 1 || b.cols == 1 {
-            Rows { out, x, b }.dispatch()
-        } else {
-            Columns { out, x, b }.dispatch()
-        }
+        if along_rows { Rows { out, x, b }.dispatch() } else { Columns { out, x, b }.dispatch() }
     });
     true
 }
@@ -131,7 +129,8 @@ mod tests {
 
     #[test]
     fn products_are_those_of_a_loop_in_both_layouts_and_equal_columns_are_equal() {
-        for (rows, cols) in [(1, 1), (3, 5), (17, 40), (129, 1000), (300, 7), (64, 4099)] {
+        // On two cores, the last column of 33 is alone.
+        for (rows, cols) in [(1, 1), (3, 5), (17, 40), (129, 1000), (300, 7), (64, 4099), (2048, 33)] {
             let (x, data) = (numbers(rows), numbers(rows * cols));
             for beta in [0.0, 1.0, 0.5] {
                 let before = numbers(cols);
@@ -156,9 +155,11 @@ mod tests {
                 }
             }
             let equal = vec![0.1; rows * cols];
-            let mut out = vec![0.0; cols];
-            assert!(vector_matrix(&mut out, &x, Matrix::new(&equal, rows, cols), 0.0));
-            assert!(out.iter().all(|sum| sum.to_bits() == out[0].to_bits()));
+            for b in [Matrix::new(&equal, rows, cols), Matrix::new(&equal, cols, rows).transposed()] {
+                let mut out = vec![0.0; cols];
+                assert!(vector_matrix(&mut out, &x, b, 0.0));
+                assert!(out.iter().all(|sum| sum.to_bits() == out[0].to_bits()));
+            }
         }
     }
 }
