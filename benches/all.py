@@ -10,7 +10,8 @@ README.md anew. Without --only that takes some hours; with nothing else running,
 
 Needs Debian's libjemalloc2 libmimalloc2.0 libtcmalloc-minimal4 valgrind python3-torch python3-numpy python3-matplotlib
 python3-venv, and what benches/everyday.py names; ONNX Runtime is installed from PyPI into target/benches-python,
-and with OpenVINO and packages that have models into target/benches-models.
+and with OpenVINO and packages that have models into target/benches-models; JAX into target/benches-jax, TensorFlow into
+target/benches-tensorflow.
 """
 import argparse, csv, datetime, os, pathlib, platform, subprocess, sys, tempfile
 
@@ -22,11 +23,17 @@ PYTHON = TARGET / "benches-python"
 MODELS = TARGET / "benches-models"
 ENGINES = ["numpy", "pillow", "onnx", "onnxruntime", "openvino"]
 PACKAGES = ["magika", "silero-vad", "rapidocr-onnxruntime==1.4.4"]
+# Those whose training is measured, each in a virtual environment of its own.
+JAX = TARGET / "benches-jax"
+TENSORFLOW = TARGET / "benches-tensorflow"
 # Each bench's arguments, and those of --quick.
 BENCHES = {
     "pytorch": (["pytorch.py", "--runs", "3"], ["--runs", "1", "--workloads", "convnet"]),
     "others": (["others.py", "--python", PYTHON / "bin/python", "--runs", "3"], ["--runs", "1", "--programs", "numpy stencil"]),
     "workloads": (["workloads.py"], ["--runs", "2", "--workloads", "larson"]),
+    "large": (["large.py"], ["--runs", "1", "--workloads", "sparse,push"]),
+    "engines": (["engines.py", "--jax", JAX / "bin/python", "--tensorflow", TENSORFLOW / "bin/python"],
+                ["--runs", "1", "--steps", "8", "--engines", "jax"]),
     "compare": (["compare.py"], ["--sittings", "1", "--minutes", "0.1"]),
     "recording": (["recording.py"], ["--programs", "numpy stencil"]),
     "everyday": (["everyday.py"], ["--programs", "sort,openssl"]),
@@ -83,6 +90,10 @@ def prepare(name):
         subprocess.run([*install, *ENGINES], check=True)
         # Only their models are read.
         subprocess.run([*install, "--no-deps", *PACKAGES], check=True)
+    for venv, package in ((JAX, "jax[cpu]"), (TENSORFLOW, "tensorflow-cpu")):
+        if name == "engines" and not (venv / "bin/python").exists():
+            subprocess.run(["/usr/bin/python3", "-m", "venv", venv], check=True)
+            subprocess.run([venv / "bin/pip", "install", "-q", package], check=True)
     if name == "planner":
         subprocess.run(["cargo", "build", "--quiet", "--release", "--workspace", "--examples", "--bins"], cwd=ROOT, check=True)
 

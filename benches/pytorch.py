@@ -73,13 +73,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class Training:
+    """A process of an allocator that makes a step when it is its turn."""
+
     def __init__(self, workload, steps, name, marked, folder):
         self.name, self.cpu_ms = name, []
         waits, self.go = os.pipe()
         tells, told = os.pipe()
         self.told, self.json = os.fdopen(tells), pathlib.Path(folder, name.replace("/", " "))
-        command = ["/usr/bin/python3", "-c", DRIVER, str(waits), str(told), SCRIPT, workload, "--steps", str(steps)]
-        command += ["--mark"] if marked else []
+        command = self.command(workload, steps, marked, waits, told)
         settings = RIVALS.get(name)
         if settings is None:
             command = [TARGET / "stepalloc", "run", "--quiet", "--json", self.json, "--"] + command
@@ -89,6 +90,11 @@ class Training:
         )
         os.close(waits)
         os.close(told)
+
+    def command(self, workload, steps, marked, waits, told):
+        """What is run; it reads a byte from one pipe before each step, and writes the step's CPU time to the other."""
+        command = ["/usr/bin/python3", "-c", DRIVER, str(waits), str(told), SCRIPT, workload, "--steps", str(steps)]
+        return command + (["--mark"] if marked else [])
 
     def turn(self):
         os.write(self.go, b".")
@@ -104,9 +110,9 @@ class Training:
         self.ours = json.loads(self.json.read_text()) if self.name not in RIVALS else None
 
 
-def train(workload, steps, names, marked):
+def train(workload, steps, names, marked, training=Training):
     with tempfile.TemporaryDirectory() as folder:
-        trainings = [Training(workload, steps, name, marked, folder) for name in names]
+        trainings = [training(workload, steps, name, marked, folder) for name in names]
         try:
             for step in range(steps):
                 if sys.stderr.isatty():

@@ -8,7 +8,19 @@
 //!   Larson and Krishnan, Memory Allocation for Long-Running Server Applications, ISMM 1998);
 //! - `replay`: the steps of the recorded TRACE, after the first, again and again.
 //!
-//! Each page of a block is written once. Steps are marked by `stepalloc_step`, if a library has it.
+//! Those of `large.rs` print a JSON line of what they took, for `large.py`:
+//! - `workloads replace ROUNDS THREADS written|touched same|next`: threads without steps that hold 48 blocks of 32 KiB to
+//!   4 MiB each and replace them at random, 240 in a round. A new block's bytes are all written, or one a page is touched.
+//!   With `next` a thread goes on with the next one's blocks in each round;
+//! - `workloads sparse STEPS marked|unmarked`: 256 MiB by calloc in each step, of which 256 bytes are written, and six blocks
+//!   of 64 KiB to 8 MiB;
+//! - `workloads leaves STEPS`: steps of 180 MiB, then 12 single blocks of 300 to 354 MiB with small ones between;
+//! - `workloads peak SECONDS`: 1 GiB of blocks of 1 to 16 MiB, of which one in 16 is kept while the program sleeps;
+//! - `workloads push`: a vector that grows to 1 GiB by pushes of 8 bytes.
+//!
+//! Each page of a block is written once, but where said otherwise. Steps are marked by `stepalloc_step`, if a library has it.
+
+mod large;
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::HashMap;
@@ -36,15 +48,25 @@ struct Block(NonNull<u8>, Layout);
 unsafe impl Send for Block {}
 
 impl Block {
-    fn new(size: usize, align: usize) -> Block {
+    fn untouched(size: usize, align: usize) -> Block {
         let layout = Layout::from_size_align(size.max(1), align).expect("a power of two");
         // SAFETY: the size is not 0.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-        for at in (0..layout.size()).step_by(PAGE) {
-            // SAFETY: within the block.
-            unsafe { black_box(start.as_ptr().add(at)).write_volatile(1) };
-        }
         Block(start, layout)
+    }
+
+    /// Writes one byte of each page.
+    fn touch(&self) {
+        for at in (0..self.1.size()).step_by(PAGE) {
+            // SAFETY: within the block.
+            unsafe { black_box(self.0.as_ptr().add(at)).write_volatile(1) };
+        }
+    }
+
+    fn new(size: usize, align: usize) -> Block {
+        let block = Block::untouched(size, align);
+        block.touch();
+        block
     }
 }
 
@@ -199,12 +221,30 @@ fn main() {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let steps =
         |text: &str| text.parse().unwrap_or_else(|_| fail(&format!("{text:?} is no number of steps")));
+    let one_of = |text: &str, first: &str, second: &str| match text {
+        _ if text == first => true,
+        _ if text == second => false,
+        _ => fail(&format!("{text:?} is neither {first} nor {second}")),
+    };
     match words[..] {
         ["tensors", count] => tensors(steps(count), 1),
         ["shapes", count] => tensors(steps(count), LENGTHS),
         ["threads", count] => threads(steps(count)),
         ["larson", count] => larson(steps(count)),
         ["replay", count, path] => replay(steps(count), path),
-        _ => fail("expected tensors|shapes|threads|larson STEPS, or replay STEPS TRACE"),
+        ["replace", rounds, threads, fill, freed_by] => {
+            let written = one_of(fill, "written", "touched");
+            let fill = if written { large::Fill::Written } else { large::Fill::Touched };
+            large::replace(steps(rounds), steps(threads).max(1), fill, one_of(freed_by, "next", "same"));
+        }
+        ["sparse", count, marks] => large::sparse(steps(count), one_of(marks, "marked", "unmarked")),
+        ["leaves", count] => large::leaves(steps(count)),
+        ["peak", seconds] => large::peak(steps(seconds) as u64),
+        ["push"] => large::push(),
+        _ => fail(
+            "expected tensors|shapes|threads|larson STEPS, replay STEPS TRACE, \
+             replace ROUNDS THREADS written|touched same|next, sparse STEPS marked|unmarked, leaves STEPS, \
+             peak SECONDS, or push",
+        ),
     }
 }

@@ -3,7 +3,7 @@
 use crate::process::{self, scenario};
 use crate::shadow::{Block, disjoint};
 use crate::test_name;
-use std::alloc::{Layout, alloc, dealloc};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use stepalloc::Phase;
@@ -171,7 +171,7 @@ fn filled_and_hardly_touched() -> [(u64, u64); 2] {
         assert!(filled.iter().all(|block| block.is_in_arena() == serves));
         // SAFETY: a block of its size, freed once.
         let memory = unsafe {
-            let hardly = alloc(layout);
+            let hardly = alloc_zeroed(layout);
             hardly.write_volatile(1);
             let memory = resident(hardly.addr());
             dealloc(hardly, layout);
@@ -264,7 +264,7 @@ impl Large {
     }
 
     fn is_in_arena(&self) -> bool {
-        stepalloc::route::owns(self.0 as usize)
+        stepalloc::route::in_arena(self.0 as usize)
     }
 }
 

@@ -3,10 +3,10 @@
 use crate::process::{self, Said, scenario};
 use crate::shadow::Block;
 use crate::test_name;
-use stepalloc::{HugePages, Settings};
+use stepalloc::{HugePages, Large, Settings};
 
 /// A variable, values that are none for it, and the default as its line must name it.
-const BAD: [(&str, &[&str], &str); 11] = [
+const BAD: [(&str, &[&str], &str); 12] = [
     ("ENABLE_MEMORY_OPTIMIZATION", &["yes", "2", ""], "1"),
     (
         "START_STATISTIC_STEP",
@@ -20,6 +20,7 @@ const BAD: [(&str, &[&str], &str); 11] = [
     ("STEPALLOC_HUGEPAGES", &["true", "-1"], "where all of the memory is there anyway"),
     ("STEPALLOC_POPULATE", &["2"], "0"),
     ("STEPALLOC_IDLE", &["1.5", "10s"], "10"),
+    ("STEPALLOC_LARGE", &["", "glibc", "1"], "heap"),
     ("STEPALLOC_STATS_SIGNAL", &["USR3", "", "SIGKILL", "10"], "no signal"),
     ("STEPALLOC_BACKEND", &["tcmalloc", "", "GLIBC"], "glibc"),
 ];
@@ -111,6 +112,7 @@ fn good_settings_are_used_and_cost_no_line() {
         ("STEPALLOC_HUGEPAGES", "1"),
         ("STEPALLOC_POPULATE", "1"),
         ("STEPALLOC_IDLE", "60"),
+        ("STEPALLOC_LARGE", "backend"),
         ("STEPALLOC_STATS_SIGNAL", "SIGUSR2"),
         ("STEPALLOC_BACKEND", "mimalloc"),
     ];
@@ -129,6 +131,7 @@ fn good_settings_are_used_and_cost_no_line() {
             huge_pages: HugePages::Always,
             populate: true,
             idle_seconds: 60,
+            large: Large::Backend,
         };
         assert_eq!(Settings::from_environment(), expected);
         let statistics = stepalloc::statistics();

@@ -78,7 +78,7 @@ impl Block {
         if !self.address.is_multiple_of(self.layout.align()) {
             return Err(format!("{self} is not aligned"));
         }
-        if self.is_in_arena() && !stepalloc::route::owns(self.end() - 1) {
+        if self.is_in_arena() && !stepalloc::route::in_arena(self.end() - 1) {
             return Err(format!("{self} leaves the arena"));
         }
         Ok(())
@@ -166,7 +166,7 @@ impl Block {
     }
 
     pub(crate) fn is_in_arena(&self) -> bool {
-        stepalloc::route::owns(self.address)
+        stepalloc::route::in_arena(self.address)
     }
 }
 

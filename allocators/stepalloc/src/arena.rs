@@ -94,11 +94,12 @@ impl Arena {
         }
     }
 
-    /// Reserves the range for a first plan of `bytes` and fixes the granule. `false` where the system has no room,
-    /// and nothing has changed. Called under the engine's lock, once.
-    pub(crate) fn open(&self, shift: u32, bytes: usize) -> bool {
+    /// Reserves the range for a first plan of `bytes` and fixes the granule: the beginning of the addresses `within`, or one of its own.
+    /// `false` where the system has no room, and nothing has changed. Called under the engine's lock, once.
+    pub(crate) fn open(&self, shift: u32, bytes: usize, within: Option<(usize, usize)>) -> bool {
         debug_assert!(!self.is_open());
-        let Some(reserved) = Region::room_for(bytes) else { return false };
+        let most = within.map_or(usize::MAX, |(_, most)| most);
+        let Some(reserved) = Region::room_for(bytes).map(|room| room.min(most)) else { return false };
         let count = reserved >> shift;
         if i32::try_from(count).is_err() {
             return false;
@@ -107,7 +108,11 @@ impl Arena {
         let table_bytes = count * size_of::<Block>();
         let map_bytes = table_bytes + Granules::bytes_for(count);
         let Some(map) = os::map(map_bytes) else { return false };
-        let Some(base) = os::reserve(reserved) else {
+        let base = match within {
+            Some((base, _)) => Some(base as *mut u8).filter(|&base| os::map_at(base, reserved, false)),
+            None => os::reserve(reserved),
+        };
+        let Some(base) = base else {
             // SAFETY: mapped just now, and known here only.
             unsafe { os::unmap(map, map_bytes) };
             return false;
@@ -389,7 +394,7 @@ impl Arena {
 #[cfg(test)]
 pub(crate) fn tests_arena(shift: u32, bytes: usize) -> &'static Arena {
     let arena = Box::leak(Box::new(Arena::closed()));
-    assert!(arena.open(shift, bytes));
+    assert!(arena.open(shift, bytes, None));
     assert_eq!(arena.commit(bytes, false), bytes);
     cells::tests_slots(arena, (bytes >> shift) as u32, &[]);
     arena

@@ -80,6 +80,7 @@ mod collector;
 mod crowd;
 mod found;
 mod granules;
+mod heap;
 mod journal;
 mod kept;
 mod listener;
@@ -108,7 +109,7 @@ pub use kept::{PLAN_MAGIC, PlanFileError, PlansOfFile, plan_class, read_plans};
 pub use misses::{Miss, Reason};
 pub use phase::{boundary, disable, initialise, phase, release, statistics};
 pub use region::Region;
-pub use settings::{HugePages, Settings};
+pub use settings::{HugePages, Large, Settings};
 pub use statistics::{LastSteps, Phase, Statistics};
 pub use step::{Part, SharedStep, Step, step};
 

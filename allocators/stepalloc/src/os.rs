@@ -7,6 +7,7 @@ use core::ffi::CStr;
 use core::fmt;
 use core::mem::MaybeUninit;
 use core::ptr;
+use core::sync::atomic::AtomicU32;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -63,6 +64,42 @@ pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
     reserve_aligned(bytes, libc::MAP_NORESERVE)
 }
 
+/// A range of low addresses where nothing is mapped, for [`map_at`]; as in [`reserve`], one comparison tells most addresses from those in
+/// it. Nothing is reserved: nobody else maps there unless he names the address.
+pub(crate) fn find_low_range(bytes: usize) -> Option<*mut u8> {
+    const LOW: usize = 1 << 40;
+    let start = map_with(LOW, bytes, libc::PROT_NONE, libc::MAP_NORESERVE)?;
+    // SAFETY: mapped just now, and known here only.
+    unsafe { unmap(start, bytes) };
+    (start as usize == LOW).then_some(start)
+}
+
+/// Maps pages at an address where nothing is mapped, usable or only reserved; `false` where something is, or the system refuses.
+pub(crate) fn map_at(start: *mut u8, bytes: usize, usable: bool) -> bool {
+    let protection = if usable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+    match map_with(start as usize, bytes, protection, libc::MAP_FIXED_NOREPLACE) {
+        Some(mapped) if mapped == start => true,
+        Some(elsewhere) => {
+            // Kernels before Linux 4.17 take the address for a wish.
+            // SAFETY: mapped just now, and known here only.
+            unsafe { unmap(elsewhere, bytes) };
+            false
+        }
+        None => false,
+    }
+}
+
+/// Bytes of the machine's memory.
+pub(crate) fn memory_bytes() -> u64 {
+    let mut info = MaybeUninit::<libc::sysinfo>::zeroed();
+    // SAFETY: the kernel fills the structure whose address it is given; zeroed is a valid value before that.
+    let info = unsafe {
+        libc::sysinfo(info.as_mut_ptr());
+        info.assume_init()
+    };
+    info.totalram.saturating_mul(info.mem_unit.into())
+}
+
 /// The same wherever there is room. When it is [committed](commit), the system refuses what it cannot have memory for; that of
 /// [`reserve`] it gives as long as there is any.
 pub(crate) fn reserve_anywhere(bytes: usize) -> Option<*mut u8> {
@@ -109,13 +146,17 @@ pub(crate) fn unite_pages(start: *mut u8, bytes: usize) {
     if read_file(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut told).ends_with(b"[never]\n") {
         return;
     }
+    // SAFETY: advice on our own mapping that changes no content.
+    let collapse = |from: usize, to: usize| unsafe {
+        libc::madvise(start.wrapping_add(from).cast(), to - from, libc::MADV_COLLAPSE) == 0
+    };
     let unite = |from: usize, to: usize| {
-        if from < to {
-            // SAFETY: advice on our own mapping that changes no content.
-            unsafe { libc::madvise(start.wrapping_add(from).cast(), to - from, libc::MADV_COLLAPSE) };
+        if from < to && !collapse(from, to) {
+            (from..to).step_by(BASE_ALIGN).for_each(|at| _ = collapse(at, at + BASE_ALIGN));
         }
     };
-    // What is together is united together, as each call is a burden to all processors.
+    // What is together is united together, as each call is a burden to all processors; but a call ends at the first mapping that is too
+    // short, as pages that were moved there have left them behind.
     let mut from = 0;
     let end = bytes & !(BASE_ALIGN - 1);
     for at in (0..end).step_by(BASE_ALIGN) {
@@ -157,6 +198,109 @@ pub(crate) unsafe fn discard(start: *mut u8, bytes: usize) -> usize {
     unsafe { libc::madvise(first as *mut _, end - first, libc::MADV_DONTNEED) };
     end - first
 }
+
+/// Moves the memory behind a range to another one, whose own memory goes back to the system; the source reads as zeros then. `false`, and
+/// nothing has changed, where the kernel cannot (before Linux 5.7, or across mappings).
+///
+/// # Safety
+/// Both are whole pages of private anonymous mappings of ours, readable and writable, do not overlap, and nobody else uses them.
+pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> bool {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    // SAFETY: the caller's promise.
+    let moved = unsafe { libc::mremap(from.cast(), bytes, bytes, flags, to.cast::<libc::c_void>()) };
+    moved != libc::MAP_FAILED
+}
+
+/// Bytes that are looked at together by [`zero`].
+const ZERO_CHUNK: usize = 2 << 20;
+/// A chunk goes back to the system, instead of being written, where less than one page in so many is resident.
+const SPARSE: usize = 4;
+
+/// Makes a range read as zeros. Memory that was never touched stays so: of large ranges the kernel tells what is resident.
+///
+/// # Safety
+/// The range is part of a private anonymous mapping of ours, and the caller's alone.
+pub(crate) unsafe fn zero(start: *mut u8, bytes: usize) {
+    if bytes < ZERO_CHUNK {
+        // SAFETY: the caller's promise.
+        return unsafe { start.write_bytes(0, bytes) };
+    }
+    // Chunks to give back that were not yet, so that neighbours go together.
+    let mut sparse = start..start;
+    let mut at = start;
+    let end = start.wrapping_add(bytes);
+    // SAFETY: parts of the caller's range.
+    unsafe {
+        while at < end {
+            let next = (((at as usize) / ZERO_CHUNK + 1) * ZERO_CHUNK).min(end as usize) as *mut u8;
+            let length = next as usize - at as usize;
+            if is_sparse(at, length) {
+                sparse =
+                    if sparse.end == at { sparse.start..next } else { give_back_as_zeros(sparse, at..next) };
+            } else {
+                at.write_bytes(0, length);
+            }
+            at = next;
+        }
+        give_back_as_zeros(sparse, end..end);
+    }
+}
+
+/// Gives a range's whole pages back, and clears what is left of it. Returns the range that is to be given back next.
+///
+/// # Safety
+/// As for [`zero`].
+unsafe fn give_back_as_zeros(
+    range: core::ops::Range<*mut u8>,
+    next: core::ops::Range<*mut u8>,
+) -> core::ops::Range<*mut u8> {
+    let (start, end) = (range.start as usize, range.end as usize);
+    let (first, last) = (start.next_multiple_of(PAGE).min(end), (end & !(PAGE - 1)).max(start));
+    // SAFETY: the caller's promise.
+    unsafe {
+        if first < last {
+            range.start.write_bytes(0, first - start);
+            discard(first as *mut u8, last - first);
+            (last as *mut u8).write_bytes(0, end - last);
+        } else {
+            range.start.write_bytes(0, end - start);
+        }
+    }
+    next
+}
+
+/// Whether few pages of a range of at most [`ZERO_CHUNK`] bytes are resident.
+fn is_sparse(start: *mut u8, bytes: usize) -> bool {
+    const PAGES: usize = ZERO_CHUNK / (4 << 10) + 1;
+    let mut resident = [0u8; PAGES];
+    let first = (start as usize).next_multiple_of(PAGE);
+    let length = (start as usize + bytes).saturating_sub(first);
+    // SAFETY: the kernel writes a byte for each page, of which there are no more.
+    let told = unsafe { libc::mincore(first as *mut _, length, resident.as_mut_ptr()) };
+    // SAFETY: no conditions.
+    let pages = length / unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4 << 10) as usize;
+    told == 0 && resident.iter().filter(|&&page| page & 1 != 0).count() * SPARSE < pages
+}
+
+/// Sleeps while a word has a value, and no longer than so many nanoseconds.
+pub(crate) fn futex_wait(word: &AtomicU32, value: u32, nanoseconds: i64) {
+    let limit = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
+    keeping_errno(|| {
+        // SAFETY: the kernel reads the word and the time, which outlive the call.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), FUTEX_WAIT, value, &raw const limit) };
+    });
+}
+
+/// Wakes one thread that sleeps on a word.
+pub(crate) fn futex_wake_one(word: &AtomicU32) {
+    keeping_errno(|| {
+        // SAFETY: the kernel uses the word's address only.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), FUTEX_WAKE, 1) };
+    });
+}
+
+const FUTEX_WAIT: i32 = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+const FUTEX_WAKE: i32 = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
 
 /// A page that reads as zeros in children that are forked from now on, but not in those that share this memory; `None`
 /// where the kernel has no such pages.
@@ -432,14 +576,20 @@ pub(crate) fn rank() -> Option<u64> {
 
 /// Runs `handler` in the child of every later fork.
 pub(crate) fn at_fork_in_child(handler: extern "C" fn()) {
-    // SAFETY: the handler is a function of this image and touches atomics only.
-    unsafe {
-        libc::pthread_atfork(
-            None,
-            None,
-            Some(core::mem::transmute::<extern "C" fn(), unsafe extern "C" fn()>(handler)),
-        )
-    };
+    at_fork_with(None, None, handler);
+}
+
+/// Runs handlers before every later fork, and after it in the parent and in the child.
+pub(crate) fn at_fork(before: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) {
+    at_fork_with(Some(before), Some(parent), child);
+}
+
+fn at_fork_with(before: Option<extern "C" fn()>, parent: Option<extern "C" fn()>, child: extern "C" fn()) {
+    // SAFETY: a safe function is an unsafe one.
+    let handler =
+        |handler| unsafe { core::mem::transmute::<extern "C" fn(), unsafe extern "C" fn()>(handler) };
+    // SAFETY: the handlers are functions of this image that neither allocate nor unwind.
+    unsafe { libc::pthread_atfork(before.map(handler), parent.map(handler), Some(handler(child))) };
 }
 
 /// Runs `handler` when the process exits.

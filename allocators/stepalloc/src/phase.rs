@@ -14,6 +14,7 @@ use crate::alive::Alive;
 use crate::backend::Retention;
 use crate::collector::{Collector, Needs, Proposal, with_others};
 use crate::found::{Found, Start};
+use crate::heap::HEAP;
 use crate::journal::{self, Journal};
 use crate::listener::LISTENER;
 use crate::lock::{self, Lock};
@@ -39,8 +40,9 @@ mod watch;
 
 use kept::{KEPT_STEPS, Kept, write_kept_by_use};
 use unmarked::Fitting;
-pub(crate) use unmarked::{end_trace, found_boundary, listen, out_of_rhythm};
+pub(crate) use unmarked::{end_trace, found_boundary, listen, open_heap, out_of_rhythm};
 pub use watch::release;
+pub(crate) use watch::watch_heap;
 
 /// Events merged in the thread of the step: about 2 ms. A step of 10,000 blocks has twice as many events.
 const EVENTS_HERE: u64 = 20_000;
@@ -393,6 +395,9 @@ impl Engine {
         trim();
         if self.trims_left == 0 {
             self.retain(Retention::Long);
+            // Each block of a step was in its slot by now.
+            route::set_filling(false);
+            HEAP.settle();
         }
     }
 
@@ -582,7 +587,8 @@ impl Engine {
     fn install(&mut self, mut proposal: Proposal, settings: &Settings) {
         let (blocks, without_slots) = (proposal.blocks, proposal.has_no_slots());
         let wanted = usize::try_from(proposal.bytes()).unwrap_or(usize::MAX).min(settings.max_arena);
-        if !STATE.arena.is_open() && wanted > 0 && !STATE.arena.open(proposal.shift, wanted) {
+        let within = HEAP.range().map(|(base, bytes)| (base, bytes / 2));
+        if !STATE.arena.is_open() && wanted > 0 && !STATE.arena.open(proposal.shift, wanted, within) {
             self.fail();
             return;
         }
@@ -613,6 +619,7 @@ impl Engine {
         self.without_slots = without_slots;
         MISSES.forget_reasons();
         route::set(true, Watch::Nothing, settings.min_bytes);
+        route::set_filling(HEAP.is_open());
         // What went back at once does so until the last of these.
         if self.retention == Retention::Usual {
             self.retain(Retention::Long);
@@ -666,6 +673,7 @@ impl Engine {
         self.phase = Phase::Waiting;
         self.planned_at_step = None;
         self.kinds.clear();
+        route::set_filling(false);
         // What lives in the arena is freed by and by.
         self.trims_left = if STATE.arena.is_open() { TRIMS } else { 0 };
         self.retain(Retention::Usual);
@@ -676,6 +684,7 @@ impl Engine {
         let settings = Settings { enabled: false, ..self.settings.unwrap_or(Settings::DEFAULT) };
         self.settings = Some(settings);
         route::stop_tracing(settings.min_bytes);
+        HEAP.disable();
         self.serve_no_more(&settings);
     }
 

@@ -11,6 +11,7 @@ use crate::backend::{Backend, Retention};
 use crate::cells::{Half, Slot};
 use crate::collector;
 use crate::granules::Run;
+use crate::heap::HEAP;
 use crate::kept;
 use crate::listener::LISTENER;
 use crate::matcher::{Class, Match, Matcher, Quick};
@@ -59,8 +60,10 @@ const RECORDING: u32 = 2;
 const ATTACHED: u32 = 4;
 const LISTENING: u32 = 8;
 const TRACING: u32 = 16;
-const FLAGS: u32 = 31;
-const WORKER: u32 = 32;
+/// A plan has come into force: its slots take over the large heap's free pages as they are claimed for the first time.
+const FILLING: u32 = 32;
+const FLAGS: u32 = 63;
+const WORKER: u32 = 64;
 /// The mode of a planned process: a plan serves, nothing is recorded or listened to, nobody works inside.
 const PLANNED: u32 = SERVING | ATTACHED;
 /// That of one that is listened to only.
@@ -104,15 +107,21 @@ pub fn watched_offset(address: usize) -> Option<usize> {
     (address < WATCHED_END.load(Relaxed) && offset < WATCHED_BYTES.load(Relaxed)).then_some(offset)
 }
 
-/// True for the address of every block in the arena.
+/// True for the address of every block in the arena and in the large heap.
 #[inline]
 pub fn owns(address: usize) -> bool {
+    STATE.arena.contains(address) || HEAP.contains(address)
+}
+
+/// True for the address of every block in the arena.
+#[inline]
+pub fn in_arena(address: usize) -> bool {
     STATE.arena.contains(address)
 }
 
-/// Bytes of the arena's block at `address`, all of them writable.
+/// Bytes of the block at `address` in the arena or the large heap, all of them writable.
 pub fn usable_bytes(address: usize) -> usize {
-    STATE.arena.usable_bytes(address)
+    if HEAP.contains(address) { HEAP.usable_bytes(address) } else { STATE.arena.usable_bytes(address) }
 }
 
 /// What the engine wants to know of planned-size blocks.
@@ -138,13 +147,14 @@ pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
     };
     let flags = if serving { SERVING } else { 0 } | watching;
     let tracing = STATE.mode.load(Relaxed) & TRACING != 0;
-    let base = STATE.arena.base();
-    let (negated, watched, end) = if flags & RECORDING != 0 || tracing {
-        (base.wrapping_neg().wrapping_add(1), usize::MAX, usize::MAX)
-    } else if STATE.arena.is_open() {
-        (base.wrapping_neg(), STATE.arena.reserved(), base + STATE.arena.reserved())
-    } else {
-        (base.wrapping_neg().wrapping_add(1), 0, 0)
+    let range = range();
+    let base = range.map_or(0, |(base, _)| base);
+    let (negated, watched, end) = match range {
+        _ if flags & RECORDING != 0 || tracing => {
+            (base.wrapping_neg().wrapping_add(1), usize::MAX, usize::MAX)
+        }
+        Some((base, bytes)) => (base.wrapping_neg(), bytes, base + bytes),
+        None => (1, 0, 0),
     };
     // First the range, then the mode: whoever is handed a block of the arena must find its address watched.
     WATCHED_NEGATED.store(negated, Release);
@@ -153,9 +163,20 @@ pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
     let _ = STATE
         .mode
         .fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING | LISTENING) | flags));
-    // Blocks of the arena, once there are any, must be freed there.
-    let closed = flags == 0 && !tracing && !STATE.arena.is_open();
+    // Blocks of the arena and the heap, once there are any, must be freed there.
+    let closed = flags == 0 && !tracing && range.is_none() && !HEAP.is_unopened();
     THRESHOLD.store(if closed { CLOSED } else { min_bytes }, Release);
+}
+
+/// The addresses that are ours: those of the arena and the large heap, or the arena's alone; its first is the arena's.
+fn range() -> Option<(usize, usize)> {
+    HEAP.range().or_else(|| STATE.arena.is_open().then(|| (STATE.arena.base(), STATE.arena.reserved())))
+}
+
+/// The large heap is open now, or no more: its addresses are watched. Under the engine's lock, as [`set`].
+pub(crate) fn refresh(min_bytes: usize) {
+    let mode = STATE.mode.load(Relaxed);
+    set(mode & SERVING != 0, watch_of(mode), min_bytes);
 }
 
 /// What is watched now.
@@ -173,6 +194,15 @@ pub(crate) fn stop_tracing(min_bytes: usize) {
     let mode = STATE.mode.fetch_and(!TRACING, Release);
     if mode & TRACING != 0 {
         set(mode & SERVING != 0, watch_of(mode), min_bytes);
+    }
+}
+
+/// Slots take over the large heap's free pages from now on, or no more.
+pub(crate) fn set_filling(filling: bool) {
+    if filling {
+        STATE.mode.fetch_or(FILLING, Release);
+    } else {
+        STATE.mode.fetch_and(!FILLING, Release);
     }
 }
 
@@ -205,6 +235,9 @@ pub(crate) fn attached() -> Option<&'static Attached> {
 #[cold]
 pub fn attach<B: Backend>() {
     B::begin();
+    if settings::listen_from().is_none() || settings::leaves_large_to_backend() {
+        HEAP.disable();
+    }
     BACKEND.store(ptr::from_ref(Attached::of::<B>()).cast_mut(), Release);
     // The engine may have set it already.
     let min_bytes = settings::listen_from();
@@ -219,7 +252,8 @@ pub fn attach<B: Backend>() {
     if TRACER.is_wanted() {
         STATE.mode.fetch_or(TRACING, Release);
         // As `set` does where everything is watched.
-        WATCHED_NEGATED.store(STATE.arena.base().wrapping_neg().wrapping_add(1), Release);
+        let base = range().map_or(0, |(base, _)| base);
+        WATCHED_NEGATED.store(base.wrapping_neg().wrapping_add(1), Release);
         WATCHED_BYTES.store(usize::MAX, Release);
         WATCHED_END.store(usize::MAX, Release);
         THRESHOLD.fetch_min(settings::least_bytes(), Release);
@@ -372,13 +406,29 @@ unsafe fn served_or_backend<B: Backend>(
         match served {
             Some(block) => {
                 if zeroed {
-                    ptr::write_bytes(block, 0, size);
+                    os::zero(block, size);
                 }
                 block
             }
-            None if zeroed => B::allocate_zeroed(size, align),
-            None => B::allocate(size, align),
+            None => unplanned::<B>(size, align, zeroed),
         }
+    }
+}
+
+/// A block that no plan serves: an extent of the large heap, or the backend's.
+///
+/// # Safety
+/// As for [`allocate`].
+#[inline]
+unsafe fn unplanned<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+    if HEAP.is_unopened() {
+        phase::open_heap();
+    }
+    // SAFETY: the caller's promise.
+    match HEAP.allocate(size, align, zeroed) {
+        Some(block) => block,
+        None if zeroed => unsafe { B::allocate_zeroed(size, align) },
+        None => unsafe { B::allocate(size, align) },
     }
 }
 
@@ -421,11 +471,13 @@ unsafe fn allocate_heard<B: Backend>(size: usize, align: usize, zeroed: bool) ->
 unsafe fn allocate_watched<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     let mode = mode::<B>();
     let served = if mode & SERVING != 0 { serve(size, align) } else { None };
+    // Zeros are not to be had from used pages.
+    if let Some(block) = served.filter(|_| mode & FILLING != 0 && !zeroed) {
+        HEAP.fill(block, size);
+    }
     // SAFETY: the caller's promise.
     let block = unsafe { served_or_backend::<B>(served, size, align, zeroed) };
-    if mode & (RECORDING | LISTENING | TRACING) != 0 {
-        record(mode, block, size, align, None);
-    }
+    record(mode, block, size, align, None);
     block
 }
 
@@ -452,11 +504,21 @@ unsafe fn deallocate_otherwise<B: Backend>(block: *mut u8, size: usize, align: u
     unsafe { free_moved::<B>(mode::<B>(), block, size, align) };
 }
 
-/// Frees the block of the arena at an offset in the watched range, without asking for its size; `false`, and nothing
-/// done, where the arena has none there or it must be recorded.
+/// Frees the block at an offset in the watched range, without asking for its size; `false`, and nothing done, where neither
+/// the arena nor the large heap has one there, or it must be recorded.
 #[inline(always)]
 pub fn release_at(offset: usize) -> bool {
-    STATE.arena.release_at(offset)
+    STATE.arena.release_at(offset) || release_extent(offset)
+}
+
+/// [`release_at`] for the large heap.
+#[inline(never)]
+fn release_extent(offset: usize) -> bool {
+    let released = HEAP.release_at(offset);
+    if released && HEAP.wants_watch() {
+        phase::watch_heap();
+    }
+    released
 }
 
 /// Changes a block's size, moving it where needed; on null the old block is as it was.
@@ -475,45 +537,46 @@ pub unsafe fn reallocate<B: Backend>(
 ) -> *mut u8 {
     let mode = mode::<B>();
     let threshold = threshold();
-    let in_arena = STATE.arena.contains(block as usize);
+    let address = block as usize;
+    let (in_arena, in_heap) = (STATE.arena.contains(address), HEAP.contains(address));
     let serves = mode & SERVING != 0 && new_size >= threshold;
-    if in_arena || serves {
-        // No gap: who grows a block again and again would have it copied each time, which the backend mostly spares him.
-        let served = if serves { serve_from_slot(new_size, align) } else { None };
-        let new = match served {
-            Some(new) => new,
-            // A block of the arena cannot be handed to the backend's reallocate.
-            // SAFETY: `align` is a power of two.
-            None if in_arena => unsafe { B::allocate(new_size, align) },
-            None => ptr::null_mut(),
-        };
-        if !new.is_null() {
-            // SAFETY: both blocks are live, distinct, and hold the bytes copied; the old one is the caller's to give.
-            unsafe {
-                ptr::copy_nonoverlapping(block, new, old_size.min(new_size));
-                free_moved::<B>(mode, block, old_size, align);
+    // No gap: who grows a block again and again would have it copied each time, which an extent mostly spares him.
+    let served = if serves { serve_from_slot(new_size, align) } else { None };
+    if served.is_none() && !in_arena {
+        // It may stay with who has it.
+        let extent = in_heap && align <= os::PAGE;
+        if extent || !in_heap && !HEAP.serves(new_size) {
+            if old_size >= threshold {
+                record_free(mode, block, old_size);
             }
-            if mode & (RECORDING | LISTENING | TRACING) != 0 {
+            let new = if extent {
+                HEAP.reallocate(address, new_size).unwrap_or(ptr::null_mut())
+            } else {
+                // SAFETY: the block is the backend's; the rest is the caller's promise.
+                unsafe { B::reallocate(block, old_size, align, new_size) }
+            };
+            if !new.is_null() {
                 record(mode, new, new_size, align, Some((block, old_size)));
+                return new;
             }
-            return new;
-        }
-        if in_arena {
-            return new;
+            if old_size >= threshold {
+                // It is as it was.
+                record(mode & !LISTENING, block, old_size, align, None);
+            }
+            if !extent {
+                return new;
+            }
         }
     }
-    if old_size >= threshold {
-        record_free(mode, block, old_size);
-    }
-    // SAFETY: the block is the backend's; the rest is the caller's promise.
-    let new = unsafe { B::reallocate(block, old_size, align, new_size) };
-    if mode & (RECORDING | LISTENING | TRACING) != 0 {
-        if !new.is_null() {
-            record(mode, new, new_size, align, Some((block, old_size)));
-        } else {
-            // It is as it was.
-            record(mode & !LISTENING, block, old_size, align, None);
+    // SAFETY: `align` is a power of two.
+    let new = served.unwrap_or_else(|| unsafe { unplanned::<B>(new_size, align, false) });
+    if !new.is_null() {
+        // SAFETY: both blocks are live, distinct, and hold the bytes copied; the old one is the caller's to give.
+        unsafe {
+            ptr::copy_nonoverlapping(block, new, old_size.min(new_size));
+            free_moved::<B>(mode, block, old_size, align);
         }
+        record(mode, new, new_size, align, Some((block, old_size)));
     }
     new
 }
@@ -527,7 +590,15 @@ unsafe fn free_moved<B: Backend>(mode: u32, block: *mut u8, size: usize, align: 
     }
     match STATE.arena.release(block as usize) {
         Released::Block => {}
-        // SAFETY: the caller's promise; the block is not the arena's, so it is the backend's.
+        Released::Foreign if HEAP.contains(block as usize) => {
+            if !HEAP.release(block as usize) {
+                invalid_free(block);
+            }
+            if HEAP.wants_watch() {
+                phase::watch_heap();
+            }
+        }
+        // SAFETY: the caller's promise; the block is not the arena's nor the heap's, so it is the backend's.
         Released::Foreign => unsafe { B::deallocate(block, size, align) },
         Released::Invalid => invalid_free(block),
     }
@@ -643,6 +714,9 @@ fn record_free(mode: u32, block: *mut u8, size: usize) {
 }
 
 fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*mut u8, usize)>) {
+    if mode & (RECORDING | LISTENING | TRACING) == 0 {
+        return;
+    }
     if mode & TRACING != 0 && !block.is_null() && size >= threshold() {
         let from = from.filter(|&(_, old_size)| old_size >= threshold()).map_or(0, |(from, _)| from as usize);
         trace(Traced::Allocate { address: block as usize, bytes: size, align, from });
@@ -671,6 +745,6 @@ fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*m
 /// and so do we, before two owners share a slot.
 #[cold]
 fn invalid_free(block: *mut u8) -> ! {
-    os::say(format_args!("free of {block:p}, where no block of the arena starts (freed twice?)"));
+    os::say(format_args!("free of {block:p}, where no block starts (freed twice?)"));
     std::process::abort();
 }

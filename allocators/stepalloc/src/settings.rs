@@ -30,6 +30,17 @@ pub struct Settings {
     /// `STEPALLOC_IDLE`: seconds without a request of planned size after which the arena's pages go back to the system; 0:
     /// never.
     pub idle_seconds: u64,
+    /// `STEPALLOC_LARGE`: where blocks of `min_bytes` and more come from that no plan serves.
+    pub large: Large,
+}
+
+/// Where blocks of planned size come from that no plan serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Large {
+    /// The large heap: `heap`, or unset.
+    Heap,
+    /// The backend, as in DeepRec: `backend`.
+    Backend,
 }
 
 /// Where huge pages are put behind the arena.
@@ -56,6 +67,7 @@ impl Settings {
         huge_pages: HugePages::WhereResident,
         populate: false,
         idle_seconds: 10,
+        large: Large::Heap,
     };
 
     /// Reads the environment. Bad values are told on standard error.
@@ -81,6 +93,11 @@ impl Settings {
             ),
             populate: switch(c"STEPALLOC_POPULATE", default.populate),
             idle_seconds: number(c"STEPALLOC_IDLE", 0, default.idle_seconds),
+            large: read(c"STEPALLOC_LARGE", "heap or backend", default.large, "heap", |value| match value {
+                b"heap" => Some(Large::Heap),
+                b"backend" => Some(Large::Backend),
+                _ => None,
+            }),
         }
     }
 }
@@ -115,6 +132,11 @@ pub(crate) fn listen_from() -> Option<usize> {
         return None;
     }
     Some(least_bytes())
+}
+
+/// Whether blocks that no plan serves are the backend's, whatever their size. Says nothing of a bad value.
+pub(crate) fn leaves_large_to_backend() -> bool {
+    os::environment(c"STEPALLOC_LARGE") == Some(b"backend")
 }
 
 /// The least planned size in bytes. Says nothing of a bad value, either.

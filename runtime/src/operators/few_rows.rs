@@ -1,11 +1,12 @@
 //! Two to sixteen rows times a matrix, whose elements are read where they are. (Tiles, for more rows, are laid out anew first, which
-//! takes longer than the product of a few.)
+//! takes longer than the product of a few. One row is faster where whole rows of the matrix are added: `vector_matrix`.)
 //!
 //! Every element is summed in the same order, wherever it lies: equal columns give equal sums. (Products by tiles sum the columns
 //! that are left over in another way, which shows where sums are large and differences decide, as before a softmax.)
 
 use super::gemm::Matrix;
 use super::threads;
+use super::vector_matrix::scale;
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
 use smallvec::SmallVec;
@@ -25,11 +26,7 @@ pub(super) fn few_rows(out: &mut [f32], a: Matrix<'_, f32>, b: Matrix<'_, f32>, 
     if a.rows > MOST || a.col_stride != 1 || !contiguous {
         return false;
     }
-    match beta {
-        0.0 => out.fill(0.0),
-        1.0 => {}
-        _ => out.iter_mut().for_each(|out| *out *= beta),
-    }
+    scale(out, beta);
     if out.is_empty() {
         return true;
     }

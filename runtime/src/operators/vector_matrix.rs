@@ -33,7 +33,8 @@ pub(super) fn vector_matrix(out: &mut [f32], x: &[f32], b: Matrix<'_, f32>, beta
     true
 }
 
-fn scale(out: &mut [f32], beta: f32) {
+/// What a product is added to.
+pub(super) fn scale(out: &mut [f32], beta: f32) {
     match beta {
         0.0 => out.fill(0.0),
         1.0 => {}

@@ -14,13 +14,14 @@ use crate::backend::Retention;
 use crate::collector::{Proposal, TELLING, with_others};
 use crate::crowd;
 use crate::found::{Followed, Found, Start};
+use crate::heap::HEAP;
 use crate::listener::LISTENER;
 use crate::matcher::Class;
 use crate::misses::MISSES;
 use crate::os;
 use crate::recorder::RECORDER;
 use crate::route::{self, STATE, UNFIT, UNFIT_MOST, Watch};
-use crate::settings::Settings;
+use crate::settings::{Large, Settings};
 use crate::statistics::StepFigures;
 use core::sync::atomic::Ordering::*;
 use std::sync::Arc;
@@ -128,7 +129,13 @@ pub(crate) fn end_trace() {
     within_allocation(|engine| route::stop_tracing(engine.settings().min_bytes));
 }
 
-fn within_allocation<R>(body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+/// Opens the large heap, before the first block that it is to serve.
+#[cold]
+pub(crate) fn open_heap() {
+    within_allocation(Engine::open_heap);
+}
+
+pub(super) fn within_allocation<R>(body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
     os::keeping_errno(|| {
         route::inside(|| {
             ENGINE.with(Some(1), |engine| {
@@ -143,6 +150,17 @@ fn within_allocation<R>(body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
 }
 
 impl Engine {
+    fn open_heap(&mut self) {
+        let settings = self.settings();
+        // Both lie in one range, or the arena has its own.
+        if !settings.enabled || settings.large == Large::Backend || STATE.arena.is_open() {
+            HEAP.disable();
+        } else {
+            HEAP.open(settings.min_bytes);
+        }
+        route::refresh(settings.min_bytes);
+    }
+
     /// The program marks its steps: what was found is forgotten.
     pub(super) fn believe_marks(&mut self, settings: &Settings) {
         self.marked = true;

@@ -6,8 +6,10 @@
 //! A thread looks to it now and then. It is there only while a plan serves and is used: it ends when it has given the arena's
 //! pages back, and is started again at the next boundary. The pages come again when they are touched; plans stay as they are.
 
+use super::unmarked::within_allocation;
 use super::{ENGINE, Engine, Phase, RETURNING, trim};
 use crate::backend::Retention;
+use crate::heap::HEAP;
 use crate::listener::LISTENER;
 use crate::misses::MISSES;
 use crate::os;
@@ -42,7 +44,7 @@ static RELEASES: AtomicU64 = AtomicU64::new(0);
 pub fn release() -> usize {
     os::keeping_errno(|| {
         route::inside(|| {
-            let bytes = STATE.arena.give_back();
+            let bytes = STATE.arena.give_back() + HEAP.give_back(u64::MAX);
             trim();
             bytes
         })
@@ -64,7 +66,7 @@ pub(super) fn releases() -> u64 {
 fn activity() -> u64 {
     let counted = STATE.matcher.counted();
     let missed = MISSES.gap.get().allocations + MISSES.fallback.get().allocations;
-    counted.wrapping_add(missed << 32)
+    counted.wrapping_add(missed << 32).wrapping_add(HEAP.activity() << 16)
 }
 
 impl Engine {
@@ -76,15 +78,34 @@ impl Engine {
         }
     }
 
-    /// Starts the thread that looks, where there is none.
+    /// Starts the thread that looks, where a plan serves and there is none.
     pub(super) fn watch_from_beside(&self, settings: &Settings) {
+        if self.phase == Phase::Planned {
+            self.watch(settings);
+        }
+    }
+
+    fn watch(&self, settings: &Settings) {
         let seconds = settings.idle_seconds;
-        if seconds == 0 || self.phase != Phase::Planned || WATCHED.swap(true, Relaxed) {
+        if seconds == 0 || WATCHED.swap(true, Relaxed) {
             return;
         }
         UNITING.store(settings.huge_pages == HugePages::WhereResident, Relaxed);
         // Where no thread can be had, it is not tried again.
         let _ = os::start_thread(watch, usize::try_from(seconds).unwrap_or(usize::MAX));
+    }
+}
+
+/// Starts the thread that looks, because the large heap has much that is free.
+#[cold]
+pub(crate) fn watch_heap() {
+    let started = within_allocation(|engine| {
+        let settings = engine.settings();
+        engine.watch(&settings);
+    });
+    if started.is_none() {
+        // Another time.
+        HEAP.end_watch();
     }
 }
 
@@ -151,6 +172,7 @@ extern "C" fn watch(seconds: *mut c_void) -> *mut c_void {
             if os::first_thread_is_gone() {
                 return ptr::null_mut();
             }
+            HEAP.second();
             if UNITING.load(Relaxed) {
                 naps.unite_pages();
             }
@@ -159,8 +181,9 @@ extern "C" fn watch(seconds: *mut c_void) -> *mut c_void {
         unchanged = if now == before { unchanged + 1 } else { 0 };
         before = now;
     }
-    // The next boundary starts another.
+    // The next boundary starts another, and so does the heap.
     WATCHED.store(false, Relaxed);
+    HEAP.end_watch();
     release();
     RELEASES.fetch_add(1, Relaxed);
     ptr::null_mut()

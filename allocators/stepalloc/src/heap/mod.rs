@@ -1,0 +1,823 @@
+//! The large heap: where blocks come from that no plan serves, from the first request on.
+//!
+//! Blocks of [`LEAST_BYTES`] and more are *extents*: whole pages of one range of addresses, which is chosen once and mapped as it is used,
+//! so that limits of the address space count what the program needs. There is no header; a block is known by its address. Free extents are joined with their neighbours and placed by [`extents`]; which of their pages stay
+//! resident is decided by [`retention`]; what is known of each page stands in [`pages`].
+//!
+//! The range's first half is the arena's, its second half the heap's, so that one comparison says whether an address is ours, and pages
+//! can change from one to the other: when a plan comes into force, the arena's first pages are those that the heap has free
+//! ([`Heap::fill`]). The kernel moves them by `mremap`, without a fault and without a copy. Likewise where the heap would grow beyond its
+//! peak, free pages move under the new block, and a block that grows where its neighbour is taken moves to the end of the range.
+//!
+//! One short lock, without a page fault under it and without a system call but for the range's rare growth. An allocation that does not get
+//! it within a second is the backend's. A free that does not get it at once is left to whoever has it ([`Heap::defer`]), so that no free
+//! waits. Handlers of fork hold the lock meanwhile.
+
+use crate::os::{self, PAGE};
+use core::cell::UnsafeCell;
+use core::mem::size_of;
+use core::ptr;
+use core::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
+};
+
+mod extents;
+mod mutex;
+mod pages;
+mod retention;
+
+use extents::{Extent, Extents};
+use mutex::Mutex;
+use pages::{Blocks, Touched};
+use retention::Retention;
+
+/// The least block in bytes: eight small pages, so that rounding to pages takes an eighth at most.
+pub(crate) const LEAST_BYTES: usize = 32 << 10;
+/// The heap's addresses are twice as many as the machine has memory, and as many are the arena's. They cost a table of a 500th, in addresses
+/// too, of which as much is touched as is used.
+const HALF_LEAST: u64 = 1 << 36;
+const HALF_MOST: u64 = 1 << 40;
+/// The heap is mapped by an eighth of what is, and by so many bytes at least and at most.
+const COMMIT_LEAST: usize = 1 << 20;
+const COMMIT_MOST: usize = 64 << 20;
+/// Fewer pages are given back, and not moved: either costs a system call.
+const MOVE_LEAST: u32 = 16;
+/// A block of so many bytes moves its pages where it cannot grow in place; a smaller one is copied in less time.
+const REMAP_LEAST: usize = 128 << 10;
+/// A block that shrinks keeps a tail of fewer bytes.
+const TAIL_LEAST: usize = LEAST_BYTES;
+/// Free extents that are looked at when pages are to go back, from the top of the range down.
+const SCANNED: usize = 256;
+/// Moves after which pages are only given back: each may leave two mappings behind, of which a process has 65,530.
+const MOVES_MOST: u64 = 4096;
+/// Times that a free asks for the lock before it is left to its holder.
+const FREE_ATTEMPTS: u32 = 8;
+/// With more free bytes than these resident, somebody is to look whether they are used at all.
+const WATCHED_BYTES: usize = 64 << 20;
+
+/// In an entry of a block: its free is deferred.
+const DEFERRED: u64 = 1 << 31;
+const PAGES_MASK: u64 = DEFERRED - 1;
+
+pub(crate) static HEAP: Heap = Heap::closed();
+
+/// The heap of the process.
+pub(crate) struct Heap {
+    /// Address of its first page; 0 while closed.
+    base: AtomicUsize,
+    /// Its bytes, and those of the range before it; 0 while closed.
+    bytes: AtomicUsize,
+    /// The least size it serves now: 0 before it was asked for the first time, all ones where it serves none.
+    least: AtomicUsize,
+    state: AtomicU8,
+    blocks: Blocks,
+    /// Of the heap's pages, and of the arena's while it is filled.
+    touched: Touched,
+    arena_touched: Touched,
+    mutex: Mutex,
+    table: UnsafeCell<Table>,
+    /// The newest block whose free was deferred: the number of its page, plus 1.
+    deferred: AtomicU32,
+    /// A fork is under way, whose handler has the lock.
+    forking: AtomicBool,
+    /// The kernel moves pages, as far as is known.
+    moves: AtomicBool,
+    /// Somebody looks after what is free.
+    watched: AtomicBool,
+    /// Free pages that may be resident, as of the last free.
+    free_pages: AtomicU64,
+}
+
+/// States of [`Heap::state`].
+const UNOPENED: u8 = 0;
+const OPENING: u8 = 1;
+const DONE: u8 = 2;
+
+/// What the lock guards.
+struct Table {
+    extents: AtomicPtr<Extents>,
+    retention: Retention,
+    /// Pages that were ever part of an extent, from the first.
+    end: u32,
+    /// Pages that are mapped.
+    mapped: u32,
+    counters: Counters,
+}
+
+/// Figures since the process's start.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Counters {
+    /// Blocks handed out.
+    pub(crate) blocks: u64,
+    /// System calls that moved pages, and pages moved.
+    pub(crate) moves: u64,
+    pub(crate) moved_pages: u64,
+    /// Pages given back.
+    pub(crate) returned_pages: u64,
+}
+
+/// What the heap holds, in bytes.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Held {
+    pub(crate) alive: usize,
+    pub(crate) resident: usize,
+    pub(crate) counters: Counters,
+}
+
+// SAFETY: the table is reached through `Heap::with` only, by one thread at a time; all else is atomic.
+unsafe impl Sync for Heap {}
+
+/// Parts of free extents that nobody can be given while their pages move or go back.
+struct Victims {
+    extents: [Extent; Victims::MOST],
+    count: usize,
+    /// Those of their pages that may be resident.
+    touched: u64,
+}
+
+impl Victims {
+    const MOST: usize = 32;
+
+    const fn none() -> Self {
+        Self { extents: [Extent::new(0, 0); Self::MOST], count: 0, touched: 0 }
+    }
+
+    fn push(&mut self, extent: Extent, touched: u32) {
+        self.extents[self.count] = extent;
+        self.count += 1;
+        self.touched += u64::from(touched);
+    }
+
+    fn is_full(&self) -> bool {
+        self.count == Self::MOST
+    }
+
+    fn all(&self) -> &[Extent] {
+        &self.extents[..self.count]
+    }
+}
+
+impl Heap {
+    const fn closed() -> Self {
+        Self {
+            base: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            least: AtomicUsize::new(0),
+            state: AtomicU8::new(UNOPENED),
+            blocks: Blocks::none(),
+            touched: Touched::none(),
+            arena_touched: Touched::none(),
+            mutex: Mutex::new(),
+            table: UnsafeCell::new(Table {
+                extents: AtomicPtr::new(ptr::null_mut()),
+                retention: Retention::new(),
+                end: 0,
+                mapped: 0,
+                counters: Counters { blocks: 0, moves: 0, moved_pages: 0, returned_pages: 0 },
+            }),
+            deferred: AtomicU32::new(0),
+            forking: AtomicBool::new(false),
+            moves: AtomicBool::new(true),
+            watched: AtomicBool::new(false),
+            free_pages: AtomicU64::new(0),
+        }
+    }
+
+    /// Opens the heap for blocks of `least` bytes and more, once; `true` where this call has opened it. Where the system has no room, or the
+    /// address space is limited (what is reserved would be taken from the program), it stays closed.
+    pub(crate) fn open(&self, least: usize) -> bool {
+        if self.state.compare_exchange(UNOPENED, OPENING, Acquire, Relaxed).is_err() {
+            return false;
+        }
+        let opened = !os::address_space_is_limited() && self.map().is_some();
+        let least = if opened { least.max(LEAST_BYTES) } else { usize::MAX };
+        // `disable` may have come between.
+        let _ = self.least.compare_exchange(0, least, Release, Relaxed);
+        self.state.store(DONE, Release);
+        opened
+    }
+
+    fn map(&self) -> Option<()> {
+        let half =
+            os::memory_bytes().saturating_mul(2).clamp(HALF_LEAST, HALF_MOST).next_power_of_two() as usize;
+        let range = os::find_low_range(2 * half)?;
+        let pages = half / PAGE;
+        let extents_bytes = size_of::<Extents>().next_multiple_of(PAGE);
+        let (blocks_bytes, touched_bytes) = (Blocks::bytes_for(pages), Touched::bytes_for(pages));
+        let tables = os::map(extents_bytes + blocks_bytes + 2 * touched_bytes)?;
+        // SAFETY: nobody has the table before the heap is open; the mapping is zeros, which are no extents, and stays.
+        unsafe {
+            *(*self.table.get()).extents.get_mut() = tables.cast();
+            self.blocks.open(tables.wrapping_add(extents_bytes));
+            self.touched.open(tables.wrapping_add(extents_bytes + blocks_bytes));
+            self.arena_touched.open(tables.wrapping_add(extents_bytes + blocks_bytes + touched_bytes));
+        }
+        os::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
+        self.base.store(range as usize + half, Relaxed);
+        self.bytes.store(half, Release);
+        Some(())
+    }
+
+    /// From now on no block comes from here; those that live stay until they are freed.
+    pub(crate) fn disable(&self) {
+        self.least.store(usize::MAX, Release);
+    }
+
+    /// Whether a block of so many bytes comes from here, where there is room.
+    #[inline]
+    pub(crate) fn serves(&self, size: usize) -> bool {
+        self.is_open() && size >= self.least.load(Relaxed)
+    }
+
+    /// Whether it has still to be opened.
+    #[inline]
+    pub(crate) fn is_unopened(&self) -> bool {
+        self.least.load(Relaxed) == 0
+    }
+
+    /// Whether blocks may come from here, or have.
+    pub(crate) fn is_open(&self) -> bool {
+        self.bytes.load(Acquire) != 0
+    }
+
+    /// The whole range: its address, and its bytes. Nothing while closed.
+    pub(crate) fn range(&self) -> Option<(usize, usize)> {
+        let bytes = self.bytes.load(Acquire);
+        (bytes != 0).then(|| (self.base.load(Relaxed) - bytes, 2 * bytes))
+    }
+
+    /// Whether an address is in the heap, block or not.
+    #[inline]
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        let bytes = self.bytes.load(Acquire);
+        address.wrapping_sub(self.base.load(Relaxed)) < bytes
+    }
+
+    #[inline(always)]
+    fn address(&self, page: u32) -> *mut u8 {
+        (self.base.load(Relaxed) + page as usize * PAGE) as *mut u8
+    }
+
+    /// The page that begins at an offset in the range; `None` for offsets outside the heap or within a page.
+    #[inline(always)]
+    fn page_at(&self, offset: usize) -> Option<u32> {
+        let bytes = self.bytes.load(Acquire);
+        let offset = offset.wrapping_sub(bytes);
+        (offset < bytes && offset.is_multiple_of(PAGE)).then_some((offset / PAGE) as u32)
+    }
+
+    /// The page and the length in pages of the live block at an offset in the range.
+    #[inline(always)]
+    fn block_at(&self, offset: usize) -> Option<Extent> {
+        let page = self.page_at(offset)?;
+        let entry = self.blocks.at(page).load(Relaxed);
+        let is_block = entry & PAGES_MASK != 0 && entry & DEFERRED == 0;
+        is_block.then(|| Extent::new(page, entry as u32))
+    }
+
+    fn block(&self, address: usize) -> Option<Extent> {
+        self.block_at(address.wrapping_sub(self.base.load(Relaxed)).wrapping_add(self.bytes.load(Acquire)))
+    }
+
+    /// Bytes of the block at an address, all of them writable; 0 where none starts there.
+    pub(crate) fn usable_bytes(&self, address: usize) -> usize {
+        self.block(address).map_or(0, |block| block.pages as usize * PAGE)
+    }
+
+    /// Runs `body` with the lock held; `None` where it is held by another for too long.
+    #[inline]
+    fn with<R>(&self, body: impl FnOnce(&mut Table) -> R) -> Option<R> {
+        self.mutex.lock().then(|| self.locked(body))
+    }
+
+    /// The same for who has just had it, and goes on: no matter how long it takes.
+    fn with_surely<R>(&self, body: impl FnOnce(&mut Table) -> R) -> R {
+        while !self.mutex.lock() {}
+        self.locked(body)
+    }
+
+    /// Runs `body`, frees what others have left to the lock's holder, and unlocks.
+    #[inline]
+    fn locked<R>(&self, body: impl FnOnce(&mut Table) -> R) -> R {
+        // SAFETY: the lock is held.
+        let result = body(unsafe { &mut *self.table.get() });
+        loop {
+            if self.deferred.load(Relaxed) != 0 {
+                // SAFETY: as above.
+                self.free_deferred(unsafe { &mut *self.table.get() });
+            }
+            self.mutex.unlock();
+            // Whoever defers a free looks at the lock after that: one of the two sees the other.
+            fence(SeqCst);
+            if self.deferred.load(Relaxed) == 0 || !self.mutex.try_lock() {
+                return result;
+            }
+        }
+    }
+
+    #[cold]
+    fn free_deferred(&self, table: &mut Table) {
+        let mut next = self.deferred.swap(0, Acquire);
+        while let Some(page) = next.checked_sub(1) {
+            let entry = self.blocks.at(page).swap(0, Relaxed);
+            next = (entry >> u32::BITS) as u32;
+            table.free(self, Extent::new(page, (entry & PAGES_MASK) as u32));
+        }
+    }
+
+    /// Leaves a free to whoever has the lock.
+    #[cold]
+    fn defer(&self, block: Extent) {
+        let mut newest = self.deferred.load(Relaxed);
+        loop {
+            let entry = u64::from(block.pages) | DEFERRED | u64::from(newest) << u32::BITS;
+            self.blocks.at(block.start).store(entry, Relaxed);
+            match self.deferred.compare_exchange_weak(newest, block.start + 1, Release, Relaxed) {
+                Ok(_) => break,
+                Err(other) => newest = other,
+            }
+        }
+        fence(SeqCst);
+        if self.mutex.try_lock() {
+            self.locked(|_| ());
+        }
+    }
+
+    /// A block of at least `size` bytes at `align`; `None` where the heap does not serve it. With `zeroed`, it reads as zeros.
+    #[inline]
+    pub(crate) fn allocate(&self, size: usize, align: usize, zeroed: bool) -> Option<*mut u8> {
+        if size < self.least.load(Acquire) || !self.is_open() {
+            return None;
+        }
+        let pages = self.pages_of(size)?;
+        let mut victims = Victims::none();
+        let extent = self.with(|table| {
+            let extent = table.place(self, pages, align)?;
+            table.account(&self.touched, extent, &mut victims);
+            Some(extent)
+        })??;
+        Some(self.begin(extent, extent, &victims, zeroed))
+    }
+
+    /// Pages of a block; `None` where the heap is not as large.
+    fn pages_of(&self, size: usize) -> Option<u32> {
+        let most = self.bytes.load(Relaxed) / PAGE;
+        Some(size.div_ceil(PAGE)).filter(|&pages| pages < most).map(|pages| pages as u32)
+    }
+
+    /// Makes an extent a block, of which `new` was not part before.
+    #[inline]
+    fn begin(&self, block: Extent, new: Extent, victims: &Victims, zeroed: bool) -> *mut u8 {
+        if victims.count > 0 {
+            self.give_way(victims, (!zeroed).then_some(new));
+        }
+        if zeroed {
+            for stretch in self.touched.stretches(new, true) {
+                // SAFETY: pages of the block, which is the caller's alone.
+                unsafe { os::zero(self.address(stretch.start), stretch.pages as usize * PAGE) };
+            }
+        }
+        self.touched.set(new);
+        self.blocks.at(block.start).store(u64::from(block.pages), Release);
+        self.address(block.start)
+    }
+
+    /// Gives the pages of victims back, or moves them to where `into` has none, and frees the victims.
+    #[cold]
+    #[inline(never)]
+    fn give_way(&self, victims: &Victims, into: Option<Extent>) {
+        let (calls, moved) = self.empty(victims.all(), into);
+        self.with_surely(|table| {
+            table.counters.moves += if moved > 0 { calls } else { 0 };
+            table.counters.moved_pages += moved;
+            table.counters.returned_pages += victims.touched - moved;
+            table.retention.regret(victims.touched - moved, calls);
+            victims.all().iter().for_each(|&victim| table.insert(self, victim));
+        });
+    }
+
+    /// Moves or gives back what of the extents may be resident. Returns the system calls made and the pages moved.
+    fn empty(&self, extents: &[Extent], into: Option<Extent>) -> (u64, u64) {
+        let (mut calls, mut moved) = (0, 0);
+        let mut room = into.filter(|_| self.moves.load(Relaxed));
+        for &extent in extents {
+            for mut stretch in self.touched.stretches(extent, true) {
+                while stretch.pages >= MOVE_LEAST
+                    && let Some(hole) = room.and_then(|room| self.hole(room))
+                {
+                    let pages = hole.pages.min(stretch.pages);
+                    calls += 1;
+                    if !self.move_pages(stretch.start, self.address(hole.start), pages) {
+                        room = None;
+                        break;
+                    }
+                    self.touched.set(Extent::new(hole.start, pages));
+                    let end = hole.start + pages;
+                    room = room.map(|room| Extent::new(end, room.end() - end));
+                    moved += u64::from(pages);
+                    stretch = Extent::new(stretch.start + pages, stretch.pages - pages);
+                }
+                if stretch.pages > 0 {
+                    calls += 1;
+                    // SAFETY: pages of a free extent that nobody can be given meanwhile.
+                    unsafe { os::discard(self.address(stretch.start), stretch.pages as usize * PAGE) };
+                }
+            }
+            self.touched.clear(extent);
+        }
+        (calls, moved)
+    }
+
+    /// The first stretch of an extent that has no pages, and is worth moving some there.
+    fn hole(&self, room: Extent) -> Option<Extent> {
+        self.touched.stretches(room, false).find(|hole| hole.pages >= MOVE_LEAST)
+    }
+
+    /// Moves pages; `false`, and nothing has changed, where the kernel does not, which is not asked again then.
+    fn move_pages(&self, from: u32, to: *mut u8, pages: u32) -> bool {
+        // SAFETY: whole pages of the range: the source is the caller's, and so is the destination, whose content nobody needs.
+        let moved = unsafe { os::move_pages(self.address(from), to, pages as usize * PAGE) };
+        if !moved {
+            self.moves.store(false, Relaxed);
+        }
+        moved
+    }
+
+    /// Frees the block at an offset in the range; `false`, and nothing done, where none starts there.
+    #[inline]
+    pub(crate) fn release_at(&self, offset: usize) -> bool {
+        let Some(block) = self.block_at(offset) else { return false };
+        self.blocks.at(block.start).store(0, Relaxed);
+        self.give(block);
+        true
+    }
+
+    /// Frees the block at an address; as [`Heap::release_at`].
+    #[inline]
+    pub(crate) fn release(&self, address: usize) -> bool {
+        self.release_at(address.wrapping_sub(self.base.load(Relaxed)).wrapping_add(self.bytes.load(Acquire)))
+    }
+
+    #[inline]
+    fn give(&self, block: Extent) {
+        if (0..FREE_ATTEMPTS).any(|_| self.mutex.try_lock()) {
+            self.locked(|table| table.free(self, block));
+        } else {
+            self.defer(block);
+        }
+    }
+
+    /// Changes the size of the block at an address, without copying it; `None`, and nothing has changed, where that cannot be.
+    pub(crate) fn reallocate(&self, address: usize, size: usize) -> Option<*mut u8> {
+        let block = self.block(address)?;
+        let pages = self.pages_of(size)?;
+        if size < self.least.load(Acquire) {
+            return None;
+        }
+        if pages <= block.pages {
+            let tail = Extent::new(block.start + pages, block.pages - pages);
+            if tail.pages as usize * PAGE >= TAIL_LEAST {
+                self.blocks.at(block.start).store(u64::from(pages), Relaxed);
+                self.give(tail);
+            }
+            return Some(address as *mut u8);
+        }
+        let mut victims = Victims::none();
+        let more = Extent::new(block.end(), pages - block.pages);
+        let in_place = self.with(|table| {
+            let has_grown = table.extend(self, more);
+            if has_grown {
+                table.account(&self.touched, more, &mut victims);
+            }
+            has_grown
+        })?;
+        if in_place {
+            return Some(self.begin(Extent::new(block.start, pages), more, &victims, false));
+        }
+        if block.pages as usize * PAGE < REMAP_LEAST || !self.moves.load(Relaxed) {
+            return None;
+        }
+        self.reallocate_at_end(block, pages)
+    }
+
+    /// Moves a block's pages to the end of the range, where it can grow on.
+    fn reallocate_at_end(&self, block: Extent, pages: u32) -> Option<*mut u8> {
+        let mut victims = Victims::none();
+        let extent = self.with(|table| {
+            let extent = table.place_at_end(self, pages, 1)?;
+            // Its first pages take the place of others, which are counted already.
+            let kept = Extent::new(extent.start, block.pages);
+            table.retention.resident -= u64::from(self.touched.count(kept));
+            table.account(&self.touched, Extent::new(kept.end(), pages - block.pages), &mut victims);
+            Some(extent)
+        })??;
+        let more = Extent::new(extent.start + block.pages, pages - block.pages);
+        let moved = self.move_pages(block.start, self.address(extent.start), block.pages);
+        if !moved {
+            let bytes = block.pages as usize * PAGE;
+            // SAFETY: both are the caller's alone, and as long.
+            unsafe { ptr::copy_nonoverlapping(self.address(block.start), self.address(extent.start), bytes) };
+        }
+        self.touched.set(Extent::new(extent.start, block.pages));
+        let new = self.begin(extent, more, &victims, false);
+        self.blocks.at(block.start).store(0, Relaxed);
+        if moved {
+            self.touched.clear(block);
+        }
+        self.with_surely(|table| {
+            if !moved {
+                table.retention.resident += u64::from(block.pages);
+            }
+            table.insert(self, block);
+        });
+        Some(new)
+    }
+
+    /// Gives free pages back, as many as `least` at least where there are. Returns their bytes.
+    pub(crate) fn give_back(&self, least: u64) -> usize {
+        let mut given = 0;
+        while self.is_open() && given < least {
+            let mut victims = Victims::none();
+            if self.with(|table| table.choose(&self.touched, least - given, &mut victims)).is_none()
+                || victims.count == 0
+            {
+                break;
+            }
+            self.empty(victims.all(), None);
+            self.with_surely(|table| {
+                table.counters.returned_pages += victims.touched;
+                victims.all().iter().for_each(|&victim| table.insert(self, victim));
+            });
+            given += victims.touched;
+        }
+        given as usize * PAGE
+    }
+
+    /// Moves free pages of the heap under a block of the arena, which is the caller's alone, has no content yet, and lies in the range's
+    /// first half: under its whole pages that were not filled before.
+    #[cold]
+    pub(crate) fn fill(&self, block: *mut u8, bytes: usize) {
+        let Some((base, _)) = self.range().filter(|_| self.moves.load(Relaxed)) else { return };
+        let first = (block as usize - base).div_ceil(PAGE) as u32;
+        let end = ((block as usize - base + bytes) / PAGE) as u32;
+        if first >= end {
+            return;
+        }
+        let all = Extent::new(first, end - first);
+        for hole in self.arena_touched.stretches(all, false) {
+            let mut rest = hole;
+            while rest.pages > 0 {
+                let mut victims = Victims::none();
+                let chosen = self.with(|table| table.choose(&self.touched, rest.pages.into(), &mut victims));
+                if chosen.is_none() || victims.count == 0 {
+                    break;
+                }
+                rest = self.fill_from(&victims, rest, base);
+            }
+        }
+        self.arena_touched.set(all);
+    }
+
+    /// Moves the pages of victims under the arena's, as far as these go, gives the others back, and frees the victims. Returns those
+    /// of the arena that have none yet.
+    fn fill_from(&self, victims: &Victims, mut to: Extent, base: usize) -> Extent {
+        let (mut calls, mut moved) = (0, 0);
+        for &victim in victims.all() {
+            for stretch in self.touched.stretches(victim, true) {
+                let mut pages = stretch.pages.min(to.pages);
+                let place = (base + to.start as usize * PAGE) as *mut u8;
+                if pages == 0 || !self.move_pages(stretch.start, place, pages) {
+                    pages = 0;
+                }
+                to = Extent::new(to.start + pages, to.pages - pages);
+                (calls, moved) = (calls + 1, moved + u64::from(pages));
+                let rest = stretch.pages - pages;
+                // SAFETY: pages of a free extent that nobody can be given meanwhile.
+                unsafe { os::discard(self.address(stretch.start + pages), rest as usize * PAGE) };
+            }
+            self.touched.clear(victim);
+        }
+        self.with_surely(|table| {
+            table.counters.moves += calls;
+            table.counters.moved_pages += moved;
+            table.counters.returned_pages += victims.touched - moved;
+            victims.all().iter().for_each(|&victim| table.insert(self, victim));
+        });
+        to
+    }
+
+    /// Forgets what was alive at once before, and gives back what was kept for it.
+    pub(crate) fn settle(&self) {
+        if self.is_open()
+            && let Some(excess @ 1..) = self.with(|table| table.retention.forget())
+        {
+            self.give_back(excess);
+        }
+    }
+
+    /// Called about once a second: what was needed at once longer ago is forgotten, and what was kept for it goes back.
+    pub(crate) fn second(&self) {
+        if self.is_open()
+            && let Some(excess @ 1..) = self.with(|table| table.retention.second())
+        {
+            self.give_back(excess);
+        }
+    }
+
+    /// Whether so much is free and resident that somebody should look after it, and nobody does. The next call says no.
+    #[inline]
+    pub(crate) fn wants_watch(&self) -> bool {
+        self.free_pages.load(Relaxed) as usize * PAGE >= WATCHED_BYTES
+            && !self.watched.load(Relaxed)
+            && !self.watched.swap(true, Relaxed)
+    }
+
+    /// Nobody looks any more.
+    pub(crate) fn end_watch(&self) {
+        self.watched.store(false, Relaxed);
+    }
+
+    /// A number that changes with each block.
+    pub(crate) fn activity(&self) -> u64 {
+        self.held().counters.blocks
+    }
+
+    /// What it holds now.
+    pub(crate) fn held(&self) -> Held {
+        let held = self.with(|table| Held {
+            alive: table.retention.alive as usize * PAGE,
+            resident: table.retention.resident as usize * PAGE,
+            counters: table.counters,
+        });
+        held.unwrap_or_default()
+    }
+}
+
+impl Table {
+    fn extents(&mut self) -> &mut Extents {
+        // SAFETY: mapped when the heap was opened, and reached through this table only.
+        unsafe { &mut **self.extents.get_mut() }
+    }
+
+    /// An extent of so many pages at an alignment in bytes, which nobody else has any more.
+    #[inline]
+    fn place(&mut self, heap: &Heap, pages: u32, align: usize) -> Option<Extent> {
+        let step = (align / PAGE).max(1) as u64;
+        let base = (heap.base.load(Relaxed) / PAGE) as u64;
+        let found = match step {
+            1 => self.extents().take(pages),
+            _ => self.extents().take_aligned(pages, step, base),
+        };
+        found.map(|start| Extent::new(start, pages)).or_else(|| self.place_at_end(heap, pages, step))
+    }
+
+    /// The same at the end of all extents.
+    #[cold]
+    fn place_at_end(&mut self, heap: &Heap, pages: u32, step: u64) -> Option<Extent> {
+        let base = (heap.base.load(Relaxed) / PAGE) as u64;
+        let end = self.end;
+        let last = self.extents().take_last(end);
+        let from = last.map_or(end, |last| last.start);
+        let start = (base + u64::from(from)).next_multiple_of(step) - base;
+        if !self.reach(heap, start + u64::from(pages)) {
+            if let Some(last) = last {
+                self.extents().insert(last);
+            }
+            return None;
+        }
+        let start = start as u32;
+        if start > from {
+            self.extents().insert(Extent::new(from, start - from));
+        }
+        if let Some(rest) = last.filter(|last| last.end() > start + pages) {
+            self.extents().insert(Extent::new(start + pages, rest.end() - start - pages));
+        }
+        Some(Extent::new(start, pages))
+    }
+
+    /// Takes the pages behind a block, if they are free.
+    fn extend(&mut self, heap: &Heap, more: Extent) -> bool {
+        if self.extents().take_at(more.start, more.pages) {
+            return true;
+        }
+        let end = self.end;
+        if more.start == end {
+            return self.reach(heap, u64::from(more.end()));
+        }
+        // The last extent, free and too short.
+        let last = self.extents().take_last(end);
+        if last.is_some_and(|last| last.start == more.start) && self.reach(heap, u64::from(more.end())) {
+            return true;
+        }
+        if let Some(last) = last {
+            self.extents().insert(last);
+        }
+        false
+    }
+
+    /// Makes pages up to `end` part of the heap, and usable; `false` where the range ends before, or the system refuses.
+    fn reach(&mut self, heap: &Heap, end: u64) -> bool {
+        if end > (heap.bytes.load(Relaxed) / PAGE) as u64 {
+            return false;
+        }
+        let end = end as u32;
+        if end > self.mapped {
+            let most = heap.bytes.load(Relaxed) - self.mapped as usize * PAGE;
+            let step = (self.mapped as usize * PAGE / 8).clamp(COMMIT_LEAST, COMMIT_MOST) & !(PAGE - 1);
+            let least = (end - self.mapped) as usize * PAGE;
+            let start = heap.address(self.mapped);
+            let tried = [least.max(step).min(most), least];
+            let Some(bytes) = tried.into_iter().find(|&bytes| os::map_at(start, bytes, true)) else {
+                return false;
+            };
+            self.mapped += (bytes / PAGE) as u32;
+        }
+        self.end = self.end.max(end);
+        true
+    }
+
+    /// Counts a new block, or the new part of one, and chooses what must give way to it.
+    #[inline]
+    fn account(&mut self, touched: &Touched, new: Extent, victims: &mut Victims) {
+        let fresh = new.pages - touched.count(new);
+        self.counters.blocks += 1;
+        let excess = self.retention.allocate(u64::from(new.pages), u64::from(fresh));
+        if excess > 0 {
+            self.choose(touched, excess, victims);
+        }
+    }
+
+    /// Takes parts of free extents with so many resident pages in all, if there are: of the extents that have most, from their ends.
+    #[cold]
+    #[inline(never)]
+    fn choose(&mut self, touched: &Touched, wanted: u64, victims: &mut Victims) {
+        while victims.touched < wanted && !victims.is_full() {
+            let counted =
+                self.extents().from_top().take(SCANNED).map(|extent| (touched.count(extent), extent));
+            let Some((most, extent)) = counted.max_by_key(|&(count, _)| count).filter(|most| most.0 > 0)
+            else {
+                break;
+            };
+            let enough = (wanted - victims.touched).max(MOVE_LEAST.into()).min(most.into()) as u32;
+            let from = if enough == most {
+                extent.start
+            } else {
+                // The last page from which on so many are resident.
+                let (mut few, mut many) = (extent.end(), extent.start);
+                while few - many > 1 {
+                    let midst = many + (few - many) / 2;
+                    if touched.count(Extent::new(midst, extent.end() - midst)) >= enough {
+                        many = midst;
+                    } else {
+                        few = midst;
+                    }
+                }
+                many
+            };
+            let part = Extent::new(from, extent.end() - from);
+            self.extents().take_part(part);
+            let count = touched.count(part);
+            self.retention.resident -= u64::from(count);
+            victims.push(part, count);
+        }
+    }
+
+    #[inline]
+    fn free(&mut self, heap: &Heap, block: Extent) {
+        self.retention.alive -= u64::from(block.pages);
+        self.insert(heap, block);
+        heap.free_pages.store(self.retention.free(), Relaxed);
+    }
+
+    #[inline]
+    fn insert(&mut self, heap: &Heap, extent: Extent) {
+        if !self.extents().insert(extent) {
+            // No room in the table: its addresses are lost, its memory is not.
+            self.retention.resident -= u64::from(heap.touched.count(extent));
+            heap.touched.clear(extent);
+            // SAFETY: pages of a free extent, which nobody is given any more.
+            unsafe { os::discard(heap.address(extent.start), extent.pages as usize * PAGE) };
+        }
+    }
+}
+
+extern "C" fn before_fork() {
+    let held = HEAP.mutex.lock();
+    HEAP.forking.store(held, Relaxed);
+}
+
+extern "C" fn after_fork_in_parent() {
+    if HEAP.forking.swap(false, Relaxed) {
+        HEAP.locked(|_| ());
+    }
+}
+
+extern "C" fn after_fork_in_child() {
+    HEAP.end_watch();
+    if HEAP.forking.swap(false, Relaxed) {
+        HEAP.mutex.reset();
+    } else if HEAP.mutex.is_held() {
+        // Whoever had it was interrupted by this very fork, or the handlers were not there yet: the table may be half changed.
+        HEAP.disable();
+    }
+}

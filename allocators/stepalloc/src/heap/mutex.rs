@@ -1,0 +1,69 @@
+//! A lock that threads sleep on, that is waited for a bounded time, and that a fork finds free: handlers of fork hold it meanwhile.
+
+use crate::os;
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// Held, and somebody may sleep.
+const AWAITED: u32 = 2;
+
+/// Looks at a lock that is held before its thread goes to sleep: it is held for a fifth of a microsecond.
+const SPINS: u32 = 100;
+/// Times that a thread sleeps at most, and for how long at a time. After a second a lock is taken to be held by somebody who is interrupted
+/// (a signal handler that allocates, say), and the backend serves.
+const SLEEPS: u32 = 100;
+const SLEEP_NANOSECONDS: i64 = 10_000_000;
+
+pub(super) struct Mutex(AtomicU32);
+
+impl Mutex {
+    pub(super) const fn new() -> Self {
+        Self(AtomicU32::new(FREE))
+    }
+
+    #[inline]
+    pub(super) fn try_lock(&self) -> bool {
+        self.0.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
+    }
+
+    /// Locks; `false` where it is held for too long.
+    #[inline]
+    pub(super) fn lock(&self) -> bool {
+        self.try_lock() || self.lock_contended()
+    }
+
+    #[cold]
+    fn lock_contended(&self) -> bool {
+        for _ in 0..SPINS {
+            if self.0.load(Relaxed) == FREE && self.try_lock() {
+                return true;
+            }
+            spin_loop();
+        }
+        (0..=SLEEPS).any(|_| {
+            let is_ours = self.0.swap(AWAITED, Acquire) == FREE;
+            if !is_ours {
+                os::futex_wait(&self.0, AWAITED, SLEEP_NANOSECONDS);
+            }
+            is_ours
+        })
+    }
+
+    #[inline]
+    pub(super) fn unlock(&self) {
+        if self.0.swap(FREE, Release) == AWAITED {
+            os::futex_wake_one(&self.0);
+        }
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.0.load(Relaxed) != FREE
+    }
+
+    /// In a forked child, whose other threads are gone.
+    pub(super) fn reset(&self) {
+        self.0.store(FREE, Release);
+    }
+}

@@ -1,0 +1,147 @@
+//! How many free pages stay resident.
+//!
+//! *Free pages are kept as long as the heap with them stays within (1 + slack) times the most that was alive at once lately. The slack is 0
+//! at first, and grows only where giving back proved wrong. What nobody asked for during `STEPALLOC_IDLE` seconds goes back, and so does
+//! everything on `release()`.*
+//!
+//! It is looked at where the heap would grow, as Go's scavenger does (mgcscavenge.go, `scavengeForHeapGrowth`): free pages have just proved
+//! to be of no use then. While more is alive than ever before, they cost the process's peak; so they are moved under the new block, or go
+//! back. A program whose blocks never lie alike (threads that replace blocks at random) would have pages moved for ever: each time that
+//! is done although no more was alive than before is *regretted*, and enough regrets raise the slack.
+//!
+//! Plain numbers only, in pages.
+
+/// The slack grows by one part in this many of the peak,
+const SLACK_STEP: u64 = 200;
+/// up to so many steps: an eighth.
+const SLACK_MOST: u64 = 25;
+/// Regrets are enough where they would have faulted one part in this many of the peak.
+const PATIENCE: u64 = 400;
+/// A system call that moves or gives back costs as much as so many page faults.
+const CALL: u64 = 16;
+/// What may always be kept: half a MiB of small pages, which no process's peak shows.
+const LEAST: u64 = 128;
+
+/// The account of the heap's pages.
+pub(super) struct Retention {
+    /// Pages of live blocks.
+    pub(super) alive: u64,
+    /// Pages that may be resident: those of live blocks, and free ones that were not given back.
+    pub(super) resident: u64,
+    /// The most that were alive at once lately.
+    peak: u64,
+    /// The most that were alive since [`Retention::second`] was last called.
+    newest: u64,
+    /// The same of the seconds before.
+    seconds: [u64; SECONDS],
+    slack: u64,
+    regrets: u64,
+}
+
+/// "Lately" is so many seconds.
+const SECONDS: usize = 10;
+
+impl Retention {
+    pub(super) const fn new() -> Self {
+        Self { alive: 0, resident: 0, peak: 0, newest: 0, seconds: [0; SECONDS], slack: 0, regrets: 0 }
+    }
+
+    /// Pages that may be resident.
+    fn allowed(&self) -> u64 {
+        self.peak + self.peak * self.slack / SLACK_STEP + LEAST
+    }
+
+    /// Counts a block of `pages`, of which `fresh` were not resident, and returns the pages that must cease to be.
+    #[inline]
+    pub(super) fn allocate(&mut self, pages: u64, fresh: u64) -> u64 {
+        self.alive += pages;
+        self.resident += fresh;
+        self.newest = self.newest.max(self.alive);
+        self.peak = self.peak.max(self.alive);
+        if fresh == 0 { 0 } else { self.resident.saturating_sub(self.allowed()) }
+    }
+
+    /// Says what it took to do what [`Retention::allocate`] said: pages that went back, and may fault again, and system calls.
+    pub(super) fn regret(&mut self, returned: u64, calls: u64) {
+        if self.alive < self.peak {
+            self.regrets += calls * CALL + returned;
+            if self.regrets > self.peak / PATIENCE {
+                self.regrets = 0;
+                self.slack = (self.slack + 1).min(SLACK_MOST);
+            }
+        }
+    }
+
+    /// Free pages that may be resident.
+    pub(super) fn free(&self) -> u64 {
+        self.resident - self.alive
+    }
+
+    /// Forgets the peak. Returns the pages that are to go back for it.
+    pub(super) fn forget(&mut self) -> u64 {
+        self.seconds = [0; SECONDS];
+        (self.peak, self.newest) = (self.alive, self.alive);
+        self.resident.saturating_sub(self.allowed())
+    }
+
+    /// Called about once a second, where anybody can: forgets what was alive longer ago. Returns the pages that are to go back for it.
+    pub(super) fn second(&mut self) -> u64 {
+        self.seconds.rotate_right(1);
+        self.seconds[0] = core::mem::replace(&mut self.newest, self.alive);
+        self.peak = self.seconds.iter().fold(self.alive, |most, &alive| most.max(alive));
+        self.resident.saturating_sub(self.allowed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn freed(retention: &mut Retention, pages: u64) {
+        retention.alive -= pages;
+    }
+
+    #[test]
+    fn free_pages_are_kept_until_the_heap_would_grow_beyond_its_peak() {
+        let mut retention = Retention::new();
+        assert_eq!(retention.allocate(10_000, 10_000), 0);
+        freed(&mut retention, 9_000);
+        assert_eq!((retention.free(), retention.allocate(9_000, 0)), (9_000, 0));
+        freed(&mut retention, 5_000);
+        // No free run serves it: as many go back as are new, but for what may always be kept.
+        assert_eq!(retention.allocate(3_000, 3_000), 3_000 - LEAST);
+    }
+
+    #[test]
+    fn regrets_raise_the_slack_up_to_its_bound() {
+        let mut retention = Retention::new();
+        retention.allocate(100_000, 100_000);
+        for _ in 0..1000 {
+            freed(&mut retention, 50_000);
+            retention.resident -= retention.allocate(40_000, 20_000);
+            retention.regret(0, 10);
+            freed(&mut retention, 40_000);
+            retention.allocate(50_000, 0);
+        }
+        assert_eq!(retention.slack, SLACK_MOST);
+        assert_eq!(retention.allowed(), 112_500 + LEAST);
+        // What is needed anyway is no regret.
+        let mut growing = Retention::new();
+        for _ in 0..100 {
+            growing.allocate(1_000, 1_000);
+            growing.regret(0, 10);
+        }
+        assert_eq!(growing.slack, 0);
+    }
+
+    #[test]
+    fn a_peak_is_forgotten_after_seconds_without_it() {
+        let mut retention = Retention::new();
+        retention.allocate(10_000, 10_000);
+        freed(&mut retention, 9_900);
+        for _ in 0..SECONDS {
+            assert_eq!(retention.second(), 0);
+        }
+        assert_eq!(retention.second(), 10_000 - 100 - LEAST);
+    }
+}
