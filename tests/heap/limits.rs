@@ -342,7 +342,7 @@ fn a_plan_that_fails_keeps_no_address_space() {
 }
 
 /// Runs `child` in a forked process; the reason why it failed, if it did.
-fn in_fork(child: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+pub(crate) fn in_fork(child: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     // SAFETY: the child calls what is promised to work after a fork, and ends without returning.
     let pid = unsafe { libc::fork() };
     if pid == 0 {

@@ -12,11 +12,13 @@
 //! - `phases`: when collecting begins and ends;
 //! - `lifetimes`: blocks that outlive their step, double buffers, vectors that grow;
 //! - `limits`: bounded arenas, address space that runs out, forks;
+//! - `large`: the large heap, before a plan and beside it;
 //! - `rhythm`: steps that nobody marks;
 //! - `settings`: bad values and the statistics signal;
 //! - `stall`: what a boundary costs the step's own thread.
 
 mod crowd;
+mod large;
 mod lifetimes;
 mod limits;
 mod model;

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 /// Set in a child to the name of the test that it is to run.
 const SCENARIO: &str = "STEPALLOC_HEAP_SCENARIO";
 /// Every setting of the allocator, removed from what a child inherits.
-const SETTINGS: [&str; 14] = [
+const SETTINGS: [&str; 15] = [
     "ENABLE_MEMORY_OPTIMIZATION",
     "START_STATISTIC_STEP",
     "STABLE_STATISTIC_STEP",
@@ -17,6 +17,7 @@ const SETTINGS: [&str; 14] = [
     "STEPALLOC_HUGEPAGES",
     "STEPALLOC_POPULATE",
     "STEPALLOC_IDLE",
+    "STEPALLOC_LARGE",
     "STEPALLOC_JSON",
     "STEPALLOC_PLAN",
     "STEPALLOC_STATS_SIGNAL",

@@ -14,8 +14,9 @@ fn is_glibc() -> bool {
 /// `int malloc_trim(size_t)`: 1 if memory may have gone back to the system.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(pad: usize) -> c_int {
+    let given = statistic::route::give_back_extents() > 0;
     if is_glibc() {
-        return glibc_trim(pad);
+        return c_int::from(given) | glibc_trim(pad);
     }
     Underneath::trim();
     1
@@ -31,8 +32,8 @@ pub extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
     glibc_mallopt(parameter, value)
 }
 
-/// `struct mallinfo2 mallinfo2(void)`: what glibc says, where it is the backend, and the arena as one mapped region
-/// whose occupied bytes are in use.
+/// `struct mallinfo2 mallinfo2(void)`: what glibc says, where it is the backend, and the arena and the large heap as
+/// a mapped region each, whose occupied bytes are in use.
 #[unsafe(no_mangle)]
 pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
     type Mallinfo2 = unsafe extern "C" fn() -> libc::mallinfo2;
@@ -51,6 +52,12 @@ pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
         info.uordblks += snapshot.arena_occupied_bytes as usize;
         info.fordblks +=
             (snapshot.arena_bytes - snapshot.arena_occupied_bytes.min(snapshot.arena_bytes)) as usize;
+    }
+    if snapshot.heap_resident_bytes > 0 {
+        info.hblks += 1;
+        info.hblkhd += snapshot.heap_resident_bytes as usize;
+        info.uordblks += snapshot.heap_bytes as usize;
+        info.fordblks += (snapshot.heap_resident_bytes - snapshot.heap_bytes) as usize;
     }
     info
 }

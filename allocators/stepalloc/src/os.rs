@@ -89,6 +89,21 @@ pub(crate) fn map_at(start: *mut u8, bytes: usize, usable: bool) -> bool {
     }
 }
 
+/// Maps pages anew where some of our own are: their memory goes back, and their mapping is one with others of its kind beside it.
+///
+/// # Safety
+/// The range is whole pages of a private anonymous mapping of ours, readable and writable, and nobody needs its content.
+pub(crate) unsafe fn map_anew(start: *mut u8, bytes: usize) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: the caller's promise.
+    let mapped = unsafe { libc::mmap(start.cast(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if mapped == libc::MAP_FAILED {
+        // It stays mapped as it was.
+        // SAFETY: as above.
+        unsafe { discard(start, bytes) };
+    }
+}
+
 /// Bytes of the machine's memory.
 pub(crate) fn memory_bytes() -> u64 {
     let mut info = MaybeUninit::<libc::sysinfo>::zeroed();

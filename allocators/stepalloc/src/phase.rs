@@ -42,7 +42,7 @@ use kept::{KEPT_STEPS, Kept, write_kept_by_use};
 use unmarked::Fitting;
 pub(crate) use unmarked::{end_trace, found_boundary, listen, open_heap, out_of_rhythm};
 pub use watch::release;
-pub(crate) use watch::watch_heap;
+pub(crate) use watch::{relieve, watch_heap};
 
 /// Events merged in the thread of the step: about 2 ms. A step of 10,000 blocks has twice as many events.
 const EVENTS_HERE: u64 = 20_000;
@@ -385,6 +385,9 @@ impl Engine {
     /// those after none serves any more.
     fn trim_at_boundary(&mut self) {
         if self.trims_left == 0 {
+            if self.phase == Phase::Planned {
+                HEAP.arena_holds(STATE.arena.bytes(), false);
+            }
             return;
         }
         self.trims_left -= 1;
@@ -726,6 +729,7 @@ impl Engine {
     fn statistics(&self) -> Statistics {
         let (vm_rss_bytes, vm_hwm_bytes) = os::resident_bytes();
         let last_steps: LastSteps = self.history.last_steps();
+        let heap = HEAP.held();
         Statistics {
             pid: os::pid(),
             rank: self.rank,
@@ -740,6 +744,10 @@ impl Engine {
             refused_plans: self.refused_plans,
             arena_bytes: STATE.arena.bytes() as u64,
             arena_occupied_bytes: if STATE.arena.is_open() { STATE.arena.occupied_bytes() as u64 } else { 0 },
+            heap_bytes: heap.alive as u64,
+            heap_resident_bytes: heap.resident as u64,
+            heap_moved_bytes: heap.moved as u64,
+            heap_returned_bytes: heap.returned as u64,
             kept: self.kept_serves,
             kinds: self.kinds.len() as u64,
             gaps_only: self.without_slots,

@@ -113,6 +113,11 @@ pub fn owns(address: usize) -> bool {
     STATE.arena.contains(address) || HEAP.contains(address)
 }
 
+/// Gives the large heap's free pages back to the system; returns their bytes. The arena's stay, for the plan that serves from them.
+pub fn give_back_extents() -> usize {
+    os::keeping_errno(|| HEAP.give_back(u64::MAX))
+}
+
 /// True for the address of every block in the arena.
 #[inline]
 pub fn in_arena(address: usize) -> bool {
@@ -424,10 +429,16 @@ unsafe fn unplanned<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut
     if HEAP.is_unopened() {
         phase::open_heap();
     }
-    // SAFETY: the caller's promise.
     match HEAP.allocate(size, align, zeroed) {
-        Some(block) => block,
+        Some(block) => {
+            if HEAP.presses() {
+                phase::relieve();
+            }
+            block
+        }
+        // SAFETY: the caller's promise.
         None if zeroed => unsafe { B::allocate_zeroed(size, align) },
+        // SAFETY: as above.
         None => unsafe { B::allocate(size, align) },
     }
 }

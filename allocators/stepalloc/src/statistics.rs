@@ -62,6 +62,14 @@ pub struct Statistics {
     pub arena_bytes: u64,
     /// Bytes of the arena occupied by live blocks now.
     pub arena_occupied_bytes: u64,
+    /// Bytes of the large heap occupied by live blocks now.
+    pub heap_bytes: u64,
+    /// Bytes of the large heap that may be resident: those of live blocks, and free ones that are kept.
+    pub heap_resident_bytes: u64,
+    /// Bytes that were moved from free extents of the large heap to where they were wanted, since the process's start.
+    pub heap_moved_bytes: u64,
+    /// Bytes of free extents that went back to the system, since the process's start.
+    pub heap_returned_bytes: u64,
     /// The plan in force came from the file that `STEPALLOC_PLAN` names.
     pub kept: bool,
     /// Kinds of steps planned.
@@ -251,12 +259,17 @@ impl Statistics {
         write!(
             out,
             ", \"plans\": {}, \"failed_plans\": {}, \"refused_plans\": {}, \"arena_bytes\": {}, \"arena_occupied_bytes\": {}, \
+             \"heap_bytes\": {}, \"heap_resident_bytes\": {}, \"heap_moved_bytes\": {}, \"heap_returned_bytes\": {}, \
              \"kept\": {}, \"kinds\": {}, \"gaps_only\": {}, \"lower_bound_bytes\": {}, \"planned_blocks\": {}, \"blocks_beyond_limit\": {}, \"idle_releases\": {}",
             self.plans,
             self.failed_plans,
             self.refused_plans,
             self.arena_bytes,
             self.arena_occupied_bytes,
+            self.heap_bytes,
+            self.heap_resident_bytes,
+            self.heap_moved_bytes,
+            self.heap_returned_bytes,
             self.kept,
             self.kinds,
             self.gaps_only,

@@ -342,7 +342,7 @@ impl Extents {
     }
 
     /// All runs, the highest first.
-    pub(super) fn from_top(&self) -> impl Iterator<Item = Extent> {
+    pub(super) fn descending(&self) -> impl Iterator<Item = Extent> {
         let leaves = (0..self.count).rev().map(|at| self.leaf(at));
         leaves.flat_map(|leaf| (0..leaf.count as usize).rev().map(|at| leaf.extent(at)))
     }
@@ -361,7 +361,7 @@ mod tests {
 
     /// Sorted, joined, disjoint, with the right summaries.
     fn check(extents: &Extents) {
-        let mut runs: Vec<Extent> = extents.from_top().collect();
+        let mut runs: Vec<Extent> = extents.descending().collect();
         runs.reverse();
         assert!(runs.windows(2).all(|pair| pair[0].end() < pair[1].start), "{runs:?}");
         assert!(runs.iter().all(|run| run.pages > 0));
@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(extents.take_aligned(4, 8, 1), Some(15));
         check(&extents);
         assert_eq!(
-            extents.from_top().collect::<Vec<_>>(),
+            extents.descending().collect::<Vec<_>>(),
             [(19, 11), (10, 5), (5, 3)].map(|(s, p)| Extent::new(s, p))
         );
         assert_eq!(extents.take_aligned(4, 64, 0), None);
@@ -429,7 +429,7 @@ mod tests {
             }
             check(&extents);
             let mut listed = vec![false; PAGES];
-            extents.from_top().for_each(|run| listed[run.start as usize..run.end() as usize].fill(true));
+            extents.descending().for_each(|run| listed[run.start as usize..run.end() as usize].fill(true));
             prop_assert_eq!(listed, free);
         }
     }
@@ -440,10 +440,10 @@ mod tests {
         let runs = 50_000;
         (0..runs).for_each(|at| assert!(extents.insert(Extent::new(at * 2, 1))));
         check(&extents);
-        assert_eq!(extents.from_top().count(), runs as usize);
+        assert_eq!(extents.descending().count(), runs as usize);
         (0..runs).for_each(|at| assert!(extents.insert(Extent::new(at * 2 + 1, 1))));
         check(&extents);
-        assert_eq!(extents.from_top().collect::<Vec<_>>(), [Extent::new(0, 2 * runs)]);
+        assert_eq!(extents.descending().collect::<Vec<_>>(), [Extent::new(0, 2 * runs)]);
         assert!(extents.take_at(0, 5) && !extents.take_at(6, 5));
         assert_eq!(extents.take_last(2 * runs), Some(Extent::new(5, 2 * runs - 5)));
         assert_eq!(extents.take(1), None);

@@ -48,8 +48,8 @@ const REMAP_LEAST: usize = 128 << 10;
 const TAIL_LEAST: usize = LEAST_BYTES;
 /// Free extents that are looked at when pages are to go back, from the top of the range down.
 const SCANNED: usize = 256;
-/// Moves after which pages are only given back: each may leave two mappings behind, of which a process has 65,530.
-const MOVES_MOST: u64 = 4096;
+/// Moves after which mappings are made one again: each may leave two behind, of which a process has 65,530.
+const MOVES: u32 = 8192;
 /// Times that a free asks for the lock before it is left to its holder.
 const FREE_ATTEMPTS: u32 = 8;
 /// With more free bytes than these resident, somebody is to look whether they are used at all.
@@ -82,8 +82,12 @@ pub(crate) struct Heap {
     forking: AtomicBool,
     /// The kernel moves pages, as far as is known.
     moves: AtomicBool,
+    /// Moves since mappings were made one.
+    moved: AtomicU32,
     /// Somebody looks after what is free.
     watched: AtomicBool,
+    /// The arena's free pages are to go back, see [`Retention::presses`].
+    pressed: AtomicBool,
     /// Free pages that may be resident, as of the last free.
     free_pages: AtomicU64,
 }
@@ -105,23 +109,26 @@ struct Table {
 }
 
 /// Figures since the process's start.
-#[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Counters {
+struct Counters {
     /// Blocks handed out.
-    pub(crate) blocks: u64,
-    /// System calls that moved pages, and pages moved.
-    pub(crate) moves: u64,
-    pub(crate) moved_pages: u64,
+    blocks: u64,
+    /// Pages moved.
+    moved: u64,
     /// Pages given back.
-    pub(crate) returned_pages: u64,
+    returned: u64,
 }
 
 /// What the heap holds, in bytes.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Held {
+    /// Of live blocks.
     pub(crate) alive: usize,
+    /// The same and those of free extents that are kept.
     pub(crate) resident: usize,
-    pub(crate) counters: Counters,
+    /// Moved since the process's start.
+    pub(crate) moved: usize,
+    /// Given back since then.
+    pub(crate) returned: usize,
 }
 
 // SAFETY: the table is reached through `Heap::with` only, by one thread at a time; all else is atomic.
@@ -173,12 +180,14 @@ impl Heap {
                 retention: Retention::new(),
                 end: 0,
                 mapped: 0,
-                counters: Counters { blocks: 0, moves: 0, moved_pages: 0, returned_pages: 0 },
+                counters: Counters { blocks: 0, moved: 0, returned: 0 },
             }),
             deferred: AtomicU32::new(0),
             forking: AtomicBool::new(false),
             moves: AtomicBool::new(true),
+            moved: AtomicU32::new(0),
             watched: AtomicBool::new(false),
+            pressed: AtomicBool::new(false),
             free_pages: AtomicU64::new(0),
         }
     }
@@ -353,7 +362,7 @@ impl Heap {
         let mut victims = Victims::none();
         let extent = self.with(|table| {
             let extent = table.place(self, pages, align)?;
-            table.account(&self.touched, extent, &mut victims);
+            table.account(self, extent, &mut victims);
             Some(extent)
         })??;
         Some(self.begin(extent, extent, &victims, zeroed))
@@ -386,20 +395,16 @@ impl Heap {
     #[cold]
     #[inline(never)]
     fn give_way(&self, victims: &Victims, into: Option<Extent>) {
+        let into = into.filter(|_| self.can_move());
         let (calls, moved) = self.empty(victims.all(), into);
-        self.with_surely(|table| {
-            table.counters.moves += if moved > 0 { calls } else { 0 };
-            table.counters.moved_pages += moved;
-            table.counters.returned_pages += victims.touched - moved;
-            table.retention.regret(victims.touched - moved, calls);
-            victims.all().iter().for_each(|&victim| table.insert(self, victim));
-        });
+        self.with_surely(|table| table.retention.regret(victims.touched - moved, calls));
+        self.free_victims(victims, moved);
     }
 
     /// Moves or gives back what of the extents may be resident. Returns the system calls made and the pages moved.
     fn empty(&self, extents: &[Extent], into: Option<Extent>) -> (u64, u64) {
         let (mut calls, mut moved) = (0, 0);
-        let mut room = into.filter(|_| self.moves.load(Relaxed));
+        let mut room = into;
         for &extent in extents {
             for mut stretch in self.touched.stretches(extent, true) {
                 while stretch.pages >= MOVE_LEAST
@@ -433,8 +438,51 @@ impl Heap {
         self.touched.stretches(room, false).find(|hole| hole.pages >= MOVE_LEAST)
     }
 
+    /// Whether pages can be moved. Once there were many moves, what is free is mapped anew first, so that its mappings are one again; its
+    /// memory goes back with that.
+    fn can_move(&self) -> bool {
+        if !self.moves.load(Relaxed) {
+            return false;
+        }
+        if self.moved.load(Relaxed) >= MOVES {
+            self.moved.store(0, Relaxed);
+            self.map_anew();
+        }
+        true
+    }
+
+    #[cold]
+    fn map_anew(&self) {
+        let mut below = u32::MAX;
+        loop {
+            let mut victims = Victims::none();
+            if self.with(|table| table.take_below(&self.touched, below, &mut victims)).is_none()
+                || victims.count == 0
+            {
+                return;
+            }
+            for &victim in victims.all() {
+                // SAFETY: pages of a free extent that nobody can be given meanwhile.
+                unsafe { os::map_anew(self.address(victim.start), victim.pages as usize * PAGE) };
+                self.touched.clear(victim);
+                below = victim.start;
+            }
+            self.free_victims(&victims, 0);
+        }
+    }
+
+    /// Frees victims, of whose pages some moved, and the others went back.
+    fn free_victims(&self, victims: &Victims, moved: u64) {
+        self.with_surely(|table| {
+            table.counters.moved += moved;
+            table.counters.returned += victims.touched - moved;
+            victims.all().iter().for_each(|&victim| table.insert(self, victim));
+        });
+    }
+
     /// Moves pages; `false`, and nothing has changed, where the kernel does not, which is not asked again then.
     fn move_pages(&self, from: u32, to: *mut u8, pages: u32) -> bool {
+        self.moved.fetch_add(1, Relaxed);
         // SAFETY: whole pages of the range: the source is the caller's, and so is the destination, whose content nobody needs.
         let moved = unsafe { os::move_pages(self.address(from), to, pages as usize * PAGE) };
         if !moved {
@@ -487,14 +535,14 @@ impl Heap {
         let in_place = self.with(|table| {
             let has_grown = table.extend(self, more);
             if has_grown {
-                table.account(&self.touched, more, &mut victims);
+                table.account(self, more, &mut victims);
             }
             has_grown
         })?;
         if in_place {
             return Some(self.begin(Extent::new(block.start, pages), more, &victims, false));
         }
-        if block.pages as usize * PAGE < REMAP_LEAST || !self.moves.load(Relaxed) {
+        if block.pages as usize * PAGE < REMAP_LEAST || !self.can_move() {
             return None;
         }
         self.reallocate_at_end(block, pages)
@@ -508,7 +556,7 @@ impl Heap {
             // Its first pages take the place of others, which are counted already.
             let kept = Extent::new(extent.start, block.pages);
             table.retention.resident -= u64::from(self.touched.count(kept));
-            table.account(&self.touched, Extent::new(kept.end(), pages - block.pages), &mut victims);
+            table.account(self, Extent::new(kept.end(), pages - block.pages), &mut victims);
             Some(extent)
         })??;
         let more = Extent::new(extent.start + block.pages, pages - block.pages);
@@ -544,10 +592,7 @@ impl Heap {
                 break;
             }
             self.empty(victims.all(), None);
-            self.with_surely(|table| {
-                table.counters.returned_pages += victims.touched;
-                victims.all().iter().for_each(|&victim| table.insert(self, victim));
-            });
+            self.free_victims(&victims, 0);
             given += victims.touched;
         }
         given as usize * PAGE
@@ -557,7 +602,7 @@ impl Heap {
     /// first half: under its whole pages that were not filled before.
     #[cold]
     pub(crate) fn fill(&self, block: *mut u8, bytes: usize) {
-        let Some((base, _)) = self.range().filter(|_| self.moves.load(Relaxed)) else { return };
+        let Some((base, _)) = self.range().filter(|_| self.can_move()) else { return };
         let first = (block as usize - base).div_ceil(PAGE) as u32;
         let end = ((block as usize - base + bytes) / PAGE) as u32;
         if first >= end {
@@ -581,7 +626,7 @@ impl Heap {
     /// Moves the pages of victims under the arena's, as far as these go, gives the others back, and frees the victims. Returns those
     /// of the arena that have none yet.
     fn fill_from(&self, victims: &Victims, mut to: Extent, base: usize) -> Extent {
-        let (mut calls, mut moved) = (0, 0);
+        let mut moved = 0;
         for &victim in victims.all() {
             for stretch in self.touched.stretches(victim, true) {
                 let mut pages = stretch.pages.min(to.pages);
@@ -590,19 +635,14 @@ impl Heap {
                     pages = 0;
                 }
                 to = Extent::new(to.start + pages, to.pages - pages);
-                (calls, moved) = (calls + 1, moved + u64::from(pages));
+                moved += u64::from(pages);
                 let rest = stretch.pages - pages;
                 // SAFETY: pages of a free extent that nobody can be given meanwhile.
                 unsafe { os::discard(self.address(stretch.start + pages), rest as usize * PAGE) };
             }
             self.touched.clear(victim);
         }
-        self.with_surely(|table| {
-            table.counters.moves += calls;
-            table.counters.moved_pages += moved;
-            table.counters.returned_pages += victims.touched - moved;
-            victims.all().iter().for_each(|&victim| table.insert(self, victim));
-        });
+        self.free_victims(victims, moved);
         to
     }
 
@@ -624,6 +664,20 @@ impl Heap {
         }
     }
 
+    /// Whether the arena's free pages are to go back, before the block that was handed out last is touched.
+    #[inline]
+    pub(crate) fn presses(&self) -> bool {
+        self.pressed.load(Relaxed) && self.pressed.swap(false, Relaxed)
+    }
+
+    /// Says how many bytes the arena holds from now on: all of them at the end of a step that it has served, and what is occupied where the
+    /// others went back, because the heap [presses](Heap::presses) or for another reason.
+    pub(crate) fn arena_holds(&self, bytes: usize, pressed: bool) {
+        if self.is_open() {
+            self.with(|table| table.retention.arena_holds((bytes / PAGE) as u64, pressed));
+        }
+    }
+
     /// Whether so much is free and resident that somebody should look after it, and nobody does. The next call says no.
     #[inline]
     pub(crate) fn wants_watch(&self) -> bool {
@@ -637,19 +691,27 @@ impl Heap {
         self.watched.store(false, Relaxed);
     }
 
-    /// A number that changes with each block.
+    /// A number that changes with each block; 0 where the lock is held.
     pub(crate) fn activity(&self) -> u64 {
-        self.held().counters.blocks
+        self.at_once(|table| table.counters.blocks).unwrap_or(0)
     }
 
-    /// What it holds now.
+    /// What it holds now; nothing where the lock is held, perhaps by whom a signal's handler has interrupted to ask this.
     pub(crate) fn held(&self) -> Held {
-        let held = self.with(|table| Held {
-            alive: table.retention.alive as usize * PAGE,
-            resident: table.retention.resident as usize * PAGE,
-            counters: table.counters,
+        let held = self.at_once(|table| {
+            let bytes = |pages: u64| pages as usize * PAGE;
+            Held {
+                alive: bytes(table.retention.alive),
+                resident: bytes(table.retention.resident),
+                moved: bytes(table.counters.moved),
+                returned: bytes(table.counters.returned),
+            }
         });
         held.unwrap_or_default()
+    }
+
+    fn at_once<R>(&self, body: impl FnOnce(&mut Table) -> R) -> Option<R> {
+        (0..FREE_ATTEMPTS).any(|_| self.mutex.try_lock()).then(|| self.locked(body))
     }
 }
 
@@ -738,12 +800,15 @@ impl Table {
 
     /// Counts a new block, or the new part of one, and chooses what must give way to it.
     #[inline]
-    fn account(&mut self, touched: &Touched, new: Extent, victims: &mut Victims) {
-        let fresh = new.pages - touched.count(new);
+    fn account(&mut self, heap: &Heap, new: Extent, victims: &mut Victims) {
+        let fresh = new.pages - heap.touched.count(new);
         self.counters.blocks += 1;
         let excess = self.retention.allocate(u64::from(new.pages), u64::from(fresh));
         if excess > 0 {
-            self.choose(touched, excess, victims);
+            self.choose(&heap.touched, excess, victims);
+        }
+        if self.retention.presses() {
+            heap.pressed.store(true, Relaxed);
         }
     }
 
@@ -753,7 +818,7 @@ impl Table {
     fn choose(&mut self, touched: &Touched, wanted: u64, victims: &mut Victims) {
         while victims.touched < wanted && !victims.is_full() {
             let counted =
-                self.extents().from_top().take(SCANNED).map(|extent| (touched.count(extent), extent));
+                self.extents().descending().take(SCANNED).map(|extent| (touched.count(extent), extent));
             let Some((most, extent)) = counted.max_by_key(|&(count, _)| count).filter(|most| most.0 > 0)
             else {
                 break;
@@ -779,6 +844,21 @@ impl Table {
             let count = touched.count(part);
             self.retention.resident -= u64::from(count);
             victims.push(part, count);
+        }
+    }
+
+    /// Takes the highest free extents that end below a page.
+    #[cold]
+    fn take_below(&mut self, touched: &Touched, below: u32, victims: &mut Victims) {
+        while !victims.is_full() {
+            let below = victims.all().last().map_or(below, |last| last.start);
+            let Some(extent) = self.extents().descending().find(|extent| extent.end() < below) else {
+                return;
+            };
+            self.extents().take_part(extent);
+            let count = touched.count(extent);
+            self.retention.resident -= u64::from(count);
+            victims.push(extent, count);
         }
     }
 

@@ -22,6 +22,10 @@ const CALL: u64 = 16;
 /// What may always be kept: half a MiB of small pages, which no process's peak shows.
 const LEAST: u64 = 128;
 
+/// Times that the arena's free pages go back because they would raise the process's peak, and come again, before that is taken for what the
+/// program needs.
+const PRESSED_MOST: u32 = 2;
+
 /// The account of the heap's pages.
 pub(super) struct Retention {
     /// Pages of live blocks.
@@ -36,6 +40,12 @@ pub(super) struct Retention {
     seconds: [u64; SECONDS],
     slack: u64,
     regrets: u64,
+    /// Pages that the arena holds, those of free slots included.
+    arena: u64,
+    /// The most that was alive here and held there at once, ever: below it, nothing shows in the process's peak.
+    total: u64,
+    /// Times that the arena has given its free pages back for that, and got them again.
+    pressed: u32,
 }
 
 /// "Lately" is so many seconds.
@@ -43,7 +53,18 @@ const SECONDS: usize = 10;
 
 impl Retention {
     pub(super) const fn new() -> Self {
-        Self { alive: 0, resident: 0, peak: 0, newest: 0, seconds: [0; SECONDS], slack: 0, regrets: 0 }
+        Self {
+            alive: 0,
+            resident: 0,
+            peak: 0,
+            newest: 0,
+            seconds: [0; SECONDS],
+            slack: 0,
+            regrets: 0,
+            arena: 0,
+            total: 0,
+            pressed: 0,
+        }
     }
 
     /// Pages that may be resident.
@@ -59,6 +80,23 @@ impl Retention {
         self.newest = self.newest.max(self.alive);
         self.peak = self.peak.max(self.alive);
         if fresh == 0 { 0 } else { self.resident.saturating_sub(self.allowed()) }
+    }
+
+    /// Whether the arena's free pages would raise the process's peak now, and are to go back.
+    #[inline]
+    pub(super) fn presses(&mut self) -> bool {
+        let total = self.alive + self.arena;
+        let presses = total > self.total && self.arena > 0 && self.pressed < PRESSED_MOST;
+        if !presses {
+            self.total = self.total.max(total);
+        }
+        presses
+    }
+
+    /// Says what the arena holds from now on.
+    pub(super) fn arena_holds(&mut self, pages: u64, pressed: bool) {
+        self.pressed += u32::from(pressed);
+        self.arena = pages;
     }
 
     /// Says what it took to do what [`Retention::allocate`] said: pages that went back, and may fault again, and system calls.
@@ -132,6 +170,26 @@ mod tests {
             growing.regret(0, 10);
         }
         assert_eq!(growing.slack, 0);
+    }
+
+    #[test]
+    fn the_arena_gives_way_before_the_process_rises_above_its_peak_but_not_for_ever() {
+        let mut retention = Retention::new();
+        retention.allocate(1_000, 1_000);
+        assert!(!retention.presses());
+        freed(&mut retention, 900);
+        for _ in 0..PRESSED_MOST {
+            retention.arena_holds(900, false);
+            assert!(!retention.presses());
+            retention.allocate(500, 0);
+            assert!(retention.presses());
+            retention.arena_holds(100, true);
+            assert!(!retention.presses());
+            freed(&mut retention, 500);
+        }
+        retention.arena_holds(900, false);
+        retention.allocate(500, 0);
+        assert!(!retention.presses(), "the program needs both");
     }
 
     #[test]

@@ -45,10 +45,20 @@ pub fn release() -> usize {
     os::keeping_errno(|| {
         route::inside(|| {
             let bytes = STATE.arena.give_back() + HEAP.give_back(u64::MAX);
+            HEAP.arena_holds(STATE.arena.occupied_bytes(), false);
             trim();
             bytes
         })
     })
+}
+
+/// Gives the arena's free pages back, where the process would rise above its peak otherwise. Called within an allocation.
+#[cold]
+pub(crate) fn relieve() {
+    os::keeping_errno(|| {
+        STATE.arena.give_back();
+        HEAP.arena_holds(STATE.arena.occupied_bytes(), true);
+    });
 }
 
 /// In a forked child, which has no such threads.
