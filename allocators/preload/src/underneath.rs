@@ -9,7 +9,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use statistic::Backend;
-use statistic::backend::{Glibc, Jemalloc, Kind, Mimalloc, Retention};
+use statistic::backend::{Jemalloc, Kind, Mimalloc, Retention};
 use std::alloc::{GlobalAlloc, Layout};
 
 unsafe extern "C" {
@@ -36,7 +36,7 @@ pub(crate) struct Functions {
     pub(crate) memalign: unsafe extern "C" fn(usize, usize) -> *mut c_void,
     pub(crate) usable_size: unsafe extern "C" fn(*mut c_void) -> usize,
     pub(crate) trim: fn(),
-    pub(crate) retain: fn(Retention, fn(usize) -> usize),
+    pub(crate) retain: fn(Retention),
 }
 
 static GLIBC: Functions = Functions {
@@ -51,7 +51,8 @@ static GLIBC: Functions = Functions {
     trim: || {
         glibc_trim(0);
     },
-    retain: |retention, largest| Glibc::retain_by(glibc_mallopt, retention, largest),
+    // What a plan needs is the large heap's; glibc's own thresholds serve small blocks well.
+    retain: |_| {},
 };
 
 static JEMALLOC: Functions = Functions {
@@ -91,7 +92,7 @@ static FIRST: Functions = Functions {
     memalign: first_memalign,
     usable_size: first_usable_size,
     trim: || {},
-    retain: |_, _| {},
+    retain: |_| {},
 };
 
 static TABLE: AtomicPtr<Functions> = AtomicPtr::new((&raw const FIRST).cast_mut());
@@ -408,8 +409,8 @@ unsafe impl Backend for Underneath {
         image::give_back();
     }
 
-    fn retain(retention: Retention, largest: fn(usize) -> usize) {
-        (functions().retain)(retention, largest);
+    fn retain(retention: Retention) {
+        (functions().retain)(retention);
     }
 
     unsafe fn allocate(size: usize, align: usize) -> *mut u8 {

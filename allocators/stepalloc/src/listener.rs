@@ -122,13 +122,6 @@ impl Listener {
         classes
     }
 
-    /// Bytes of the largest allocation told that is still known, of those with `most` at most; 0 where there is none.
-    pub(crate) fn largest(&self, most: usize) -> usize {
-        // Called in a child that was just forked: nothing is allocated.
-        let classes = self.told(0).filter_map(|index| Class::from_bits(self.entry(index) & CLASS_MASK));
-        classes.map(|class| class.bytes() as usize).filter(|&bytes| bytes <= most).max().unwrap_or(0)
-    }
-
     /// What is told now, apart for each thread.
     pub(crate) fn classes_of_threads(&self) -> Vec<Vec<Class>> {
         let thread = |entry: &u64| entry >> CLASS_BITS;

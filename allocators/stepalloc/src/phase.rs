@@ -28,7 +28,7 @@ use crate::step;
 use crate::tracer;
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
+use core::sync::atomic::{AtomicU8, Ordering::*};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use stepalloc_planner::{Effort, Rhythm, rhythm};
@@ -88,9 +88,6 @@ static FORKED: AtomicU8 = AtomicU8::new(0);
 const CHILD: u8 = 1;
 /// It was forked while another thread held the lock: the engine may be half changed.
 const TORN: u8 = 2;
-
-/// Unused memory goes back at once.
-static RETURNING: AtomicBool = AtomicBool::new(false);
 
 /// The engine and its lock.
 struct Locked {
@@ -276,7 +273,7 @@ impl Engine {
             rank: None,
             kept: Kept::Unread,
             kept_serves: false,
-            retention: Retention::Usual,
+            retention: Retention::Default,
             lower_bound: 0,
             planned_blocks: 0,
             work: Work::None,
@@ -397,7 +394,6 @@ impl Engine {
         }
         trim();
         if self.trims_left == 0 {
-            self.retain(Retention::Long);
             // Each block of a step was in its slot by now.
             route::set_filling(false);
             HEAP.settle();
@@ -623,10 +619,7 @@ impl Engine {
         MISSES.forget_reasons();
         route::set(true, Watch::Nothing, settings.min_bytes);
         route::set_filling(HEAP.is_open());
-        // What went back at once does so until the last of these.
-        if self.retention == Retention::Usual {
-            self.retain(Retention::Long);
-        }
+        self.retain(Retention::Retain);
         trim();
         if self.marked {
             // What lives into this step is freed in it, and would be kept beside an arena that fills.
@@ -637,8 +630,7 @@ impl Engine {
     /// Tells the backend what is to become of unused memory, where that is news.
     fn retain(&mut self, retention: Retention) {
         if let Some(backend) = route::attached().filter(|_| self.retention != retention) {
-            (backend.retain)(retention, |most| LISTENER.largest(most));
-            RETURNING.store(retention == Retention::Nothing, SeqCst);
+            (backend.retain)(retention);
             self.retention = retention;
         }
     }
@@ -679,7 +671,7 @@ impl Engine {
         route::set_filling(false);
         // What lives in the arena is freed by and by.
         self.trims_left = if STATE.arena.is_open() { TRIMS } else { 0 };
-        self.retain(Retention::Usual);
+        self.retain(Retention::Default);
         route::set(false, Watch::Nothing, settings.min_bytes);
     }
 
@@ -708,8 +700,8 @@ impl Engine {
         // The file is the parent's, which has more to plan.
         self.kept = Kept::None;
         // Torn, it may have been about to change.
-        self.retention = if torn { Retention::Nothing } else { retention };
-        self.retain(if serving { Retention::Long } else { Retention::Usual });
+        self.retention = if torn { Retention::Immediate } else { retention };
+        self.retain(if serving { Retention::Retain } else { Retention::Default });
         watch::forget_threads();
         if serving {
             self.phase = Phase::Planned;
@@ -818,10 +810,6 @@ extern "C" fn after_fork() {
     step::after_fork();
     // A child of a child that has not looked at it yet stays torn.
     FORKED.fetch_max(CHILD, Relaxed);
-    if let Some(backend) = route::attached().filter(|_| RETURNING.swap(false, Relaxed)) {
-        // The child may ask for nothing that would lead to the engine.
-        (backend.retain)(Retention::Usual, |most| LISTENER.largest(most));
-    }
     route::stop_recording();
 }
 

@@ -78,7 +78,7 @@ std::thread_local! {
 pub(crate) struct Attached {
     pub(crate) name: fn() -> &'static str,
     pub(crate) trim: fn(),
-    pub(crate) retain: fn(Retention, fn(usize) -> usize),
+    pub(crate) retain: fn(Retention),
 }
 
 /// Requests without a slot since the last boundary, in steps that nobody marks.

@@ -50,7 +50,7 @@ enum Command {
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
     // A model's structure and its plans are many small blocks, and each model's are scattered anew over what a backend keeps.
-    Chosen::retain(Retention::Nothing, |_| 0);
+    Chosen::retain(Retention::Immediate);
     let done = match arguments.command {
         Command::Infer(arguments) => infer::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),

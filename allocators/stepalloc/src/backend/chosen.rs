@@ -92,8 +92,8 @@ unsafe impl Backend for Chosen {
         forward!(begin());
     }
 
-    fn retain(retention: Retention, largest: fn(usize) -> usize) {
-        forward!(retain(retention, largest));
+    fn retain(retention: Retention) {
+        forward!(retain(retention));
     }
 
     #[inline]

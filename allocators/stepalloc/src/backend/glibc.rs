@@ -3,7 +3,6 @@
 use super::{Backend, NATURAL_ALIGN, Retention, reallocate_by_copy};
 use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 /// The backend `glibc`. Its tuning by environment (`GLIBC_TUNABLES`, `MALLOC_*_`) works as ever.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,71 +32,14 @@ impl Glibc {
             (libc::M_ARENA_MAX, tuning.arena_max),
         ];
         parameters.into_iter().all(|(parameter, value)| {
-            value.is_none_or(|value| {
-                Self::is_told(parameter);
-                // SAFETY: mallopt takes any numbers and says whether they were good.
-                unsafe { libc::mallopt(parameter, value) == 1 }
-            })
+            // SAFETY: mallopt takes any numbers and says whether they were good.
+            value.is_none_or(|value| unsafe { libc::mallopt(parameter, value) == 1 })
         })
     }
-
-    /// The program sets a parameter of `mallopt` itself, which is left to it from now on.
-    pub fn is_told(parameter: c_int) {
-        TOLD.fetch_or(bit(parameter), Relaxed);
-    }
-
-    /// [`Backend::retain`] by the C library's own `mallopt`.
-    ///
-    /// glibc's thresholds follow the largest mapped block that was freed, up to 32 MiB, until a parameter is set for the first
-    /// time; from then on they stay. After [`Retention::Nothing`] they are set to where such a block would have brought them.
-    pub fn retain_by(
-        mallopt: impl Fn(c_int, c_int) -> c_int,
-        retention: Retention,
-        largest: fn(usize) -> usize,
-    ) {
-        let told = TOLD.load(Relaxed);
-        let (mmap, trim) = match retention {
-            Retention::Nothing if told != 0 || is_tuned() => return,
-            Retention::Nothing => (LEAST_MMAP_THRESHOLD, LEAST_MMAP_THRESHOLD),
-            // They are glibc's still.
-            _ if !SET.load(Relaxed) => return,
-            _ => {
-                let threshold = largest(MOST_MMAP_THRESHOLD).max(LEAST_MMAP_THRESHOLD);
-                (threshold, 2 * threshold)
-            }
-        };
-        SET.store(true, Relaxed);
-        for (parameter, value) in [(libc::M_MMAP_THRESHOLD, mmap), (libc::M_TRIM_THRESHOLD, trim)] {
-            if told & bit(parameter) == 0 {
-                mallopt(parameter, value as c_int);
-            }
-        }
-    }
 }
 
-/// Where glibc's threshold for mapped blocks begins, and where it ends. (`DEFAULT_MMAP_THRESHOLD_MIN` and `_MAX`.)
-const LEAST_MMAP_THRESHOLD: usize = 128 << 10;
-const MOST_MMAP_THRESHOLD: usize = 32 << 20;
-/// The parameters that end glibc's own adaptation, each of which has a bit in [`TOLD`].
-const ADAPTED: [c_int; 4] =
-    [libc::M_TRIM_THRESHOLD, libc::M_MMAP_THRESHOLD, libc::M_TOP_PAD, libc::M_MMAP_MAX];
-
-/// Those of them that the program has set.
-static TOLD: AtomicU32 = AtomicU32::new(0);
-/// The thresholds were set for a retention.
-static SET: AtomicBool = AtomicBool::new(false);
-
-fn bit(parameter: c_int) -> u32 {
-    ADAPTED.iter().position(|&adapted| adapted == parameter).map_or(0, |place| 1 << place)
-}
-
-/// Whether the user's environment tunes glibc.
-fn is_tuned() -> bool {
-    [c"MALLOC_MMAP_THRESHOLD_", c"MALLOC_TRIM_THRESHOLD_", c"MALLOC_TOP_PAD_", c"MALLOC_MMAP_MAX_"]
-        .into_iter()
-        .any(|name| crate::os::environment(name).is_some())
-        || crate::os::environment_has(c"GLIBC_TUNABLES", b"glibc.malloc.")
-}
+/// Where glibc's thresholds begin. (`DEFAULT_MMAP_THRESHOLD_MIN`.)
+const LEAST_THRESHOLD: c_int = 128 << 10;
 
 // SAFETY: malloc's contract is that of the trait.
 unsafe impl Backend for Glibc {
@@ -110,9 +52,14 @@ unsafe impl Backend for Glibc {
         unsafe { libc::malloc_trim(0) };
     }
 
-    fn retain(retention: Retention, largest: fn(usize) -> usize) {
-        // SAFETY: mallopt takes any numbers.
-        Self::retain_by(|parameter, value| unsafe { libc::mallopt(parameter, value) }, retention, largest);
+    fn retain(retention: Retention) {
+        if retention == Retention::Immediate {
+            // Setting them ends glibc's own adaptation, which would raise them.
+            for parameter in [libc::M_MMAP_THRESHOLD, libc::M_TRIM_THRESHOLD] {
+                // SAFETY: mallopt takes any numbers.
+                unsafe { libc::mallopt(parameter, LEAST_THRESHOLD) };
+            }
+        }
     }
 
     #[inline]
@@ -164,40 +111,5 @@ unsafe fn aligned(size: usize, align: usize) -> *mut u8 {
     match unsafe { libc::posix_memalign(&mut block, align, size) } {
         0 => block.cast(),
         _ => ptr::null_mut(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn thresholds_go_down_and_come_back_to_the_largest_block() {
-        if is_tuned() {
-            return eprintln!("skipped: the environment tunes glibc");
-        }
-        let set = |retention, largest: fn(usize) -> usize| {
-            let calls = std::cell::RefCell::new(Vec::new());
-            let mallopt = |parameter, value| {
-                calls.borrow_mut().push((parameter, value));
-                1
-            };
-            Glibc::retain_by(mallopt, retention, largest);
-            calls.into_inner()
-        };
-        let both = |mmap, trim| vec![(libc::M_MMAP_THRESHOLD, mmap), (libc::M_TRIM_THRESHOLD, trim)];
-        assert_eq!(set(Retention::Long, |_| 5 << 20), [], "they follow the program");
-        assert_eq!(set(Retention::Nothing, |_| 5 << 20), both(128 << 10, 128 << 10));
-        assert_eq!(set(Retention::Long, |_| 5 << 20), both(5 << 20, 10 << 20));
-        assert_eq!(set(Retention::Usual, |most| most), both(32 << 20, 64 << 20));
-        Glibc::is_told(libc::M_ARENA_MAX);
-        assert_eq!(set(Retention::Nothing, |_| 1000), both(128 << 10, 128 << 10));
-        Glibc::is_told(libc::M_TRIM_THRESHOLD);
-        assert_eq!(
-            set(Retention::Usual, |_| 0),
-            [(libc::M_MMAP_THRESHOLD, 128 << 10)],
-            "the other is the program's"
-        );
-        assert_eq!(set(Retention::Nothing, |_| 0), [], "the program has its own");
     }
 }

@@ -96,7 +96,7 @@ unsafe impl Backend for Jemalloc {
         }
     }
 
-    fn retain(retention: Retention, _largest: fn(usize) -> usize) {
+    fn retain(retention: Retention) {
         if crate::os::environment_has(c"_RJEM_MALLOC_CONF", b"dirty_decay_ms") {
             return;
         }

@@ -107,7 +107,7 @@ unsafe impl Backend for Mimalloc {
         }
     }
 
-    fn retain(retention: Retention, _largest: fn(usize) -> usize) {
+    fn retain(retention: Retention) {
         if crate::os::environment(c"MIMALLOC_PURGE_DELAY").is_some() {
             return;
         }

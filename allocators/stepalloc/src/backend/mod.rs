@@ -25,12 +25,12 @@ pub use mimalloc::{Mimalloc, MimallocOption};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retention {
     /// What the backend does by itself, or was tuned to.
-    Usual,
-    /// It goes back to the system at once: a plan is about to serve, whose arena is to be had beside it.
-    Nothing,
-    /// It is kept: a plan serves, and the backend has small and persistent blocks only, the same in each step. What a step
-    /// frees the next one wants again.
-    Long,
+    Default,
+    /// It goes back to the system at once.
+    Immediate,
+    /// It is kept: a plan serves, and the backend has small blocks only, the same in each step. What a step frees the next one wants
+    /// again.
+    Retain,
 }
 
 /// The decay time of a backend that returns unused memory after a while. What the user has set is left alone.
@@ -56,9 +56,9 @@ impl Decay {
     fn change(&self, retention: Retention, now: isize) -> Option<isize> {
         use core::sync::atomic::Ordering::Relaxed;
         let wanted = match retention {
-            Retention::Usual => self.default,
-            Retention::Nothing => 0,
-            Retention::Long => Self::LONG,
+            Retention::Default => self.default,
+            Retention::Immediate => 0,
+            Retention::Retain => Self::LONG,
         };
         let is_ours = now == self.set.load(Relaxed);
         (is_ours && now != wanted).then(|| {
@@ -86,9 +86,8 @@ pub unsafe trait Backend: 'static {
     /// Called before the process's first allocation.
     fn begin() {}
 
-    /// Says what is to become of memory that is not in use. `largest` tells the bytes of the largest block that the program is
-    /// known to have asked for, of those with so many bytes at most; 0 where there is none.
-    fn retain(_retention: Retention, _largest: fn(usize) -> usize) {}
+    /// Says what is to become of memory that is not in use.
+    fn retain(_retention: Retention) {}
 
     /// A block of `size` bytes, or null.
     ///
@@ -145,11 +144,11 @@ mod tests {
     #[test]
     fn decay_follows_retention_until_somebody_else_sets_it() {
         let decay = Decay::new(10);
-        assert_eq!(decay.change(Retention::Usual, 10), None);
-        assert_eq!(decay.change(Retention::Nothing, 10), Some(0));
-        assert_eq!(decay.change(Retention::Usual, 0), Some(10));
-        assert_eq!(decay.change(Retention::Long, 10), Some(Decay::LONG));
-        assert_eq!(decay.change(Retention::Nothing, 500), None, "the user's");
-        assert_eq!(Decay::new(10).change(Retention::Long, 0), None, "the user's");
+        assert_eq!(decay.change(Retention::Default, 10), None);
+        assert_eq!(decay.change(Retention::Immediate, 10), Some(0));
+        assert_eq!(decay.change(Retention::Default, 0), Some(10));
+        assert_eq!(decay.change(Retention::Retain, 10), Some(Decay::LONG));
+        assert_eq!(decay.change(Retention::Immediate, 500), None, "the user's");
+        assert_eq!(Decay::new(10).change(Retention::Retain, 0), None, "the user's");
     }
 }

@@ -1,7 +1,6 @@
 //! Plans kept in a file: opened, recognised by what the program asks for, put in force, and written.
 
-use super::{ENGINE, EXIT_ATTEMPTS, Engine, FORKED, Phase, Work, trim, watch};
-use crate::backend::Retention;
+use super::{ENGINE, EXIT_ATTEMPTS, Engine, FORKED, Phase, Work};
 use crate::collector::{Proposal, TELLING};
 use crate::kept::{PlanFile, Plans};
 use crate::listener::LISTENER;
@@ -15,9 +14,6 @@ use std::sync::Arc;
 const KEPT_PERIODS: u64 = 16;
 /// The same counts steps as at least so long.
 const KEPT_LEAST: usize = 1024;
-/// Steps after which plans of a file are no longer about to serve, where the program was not recognised again: the backend may
-/// keep unused memory.
-const EXPECTED_PERIODS: u64 = 2;
 /// From one look for a file's steps to the next, what was heard grows by one part in this many at least.
 const KEPT_GROWTH: u64 = 64;
 /// Allocations of a step after which it may still be served from the plans of a file.
@@ -37,8 +33,6 @@ pub(super) enum Kept {
         plans: Box<Plans>,
         /// Allocations heard when the program was recognised first, and the kind of its step.
         recognised: Option<(u64, usize)>,
-        /// Allocations up to which a step is expected that is served.
-        expected: u64,
         /// Allocations heard after which any rhythm is looked for.
         look: u64,
     },
@@ -61,7 +55,6 @@ impl Engine {
                         file: Box::new(file),
                         plans: Box::new(plans),
                         recognised: None,
-                        expected: 0,
                         look: 0,
                     },
                     None => Kept::Written(Box::new(file), None),
@@ -114,7 +107,7 @@ impl Engine {
         if !matches!(self.work, Work::None) || self.phase != Phase::Waiting {
             return false;
         }
-        let Kept::Waiting { plans, recognised, expected, look, .. } = &mut self.kept else { return false };
+        let Kept::Waiting { plans, recognised, look, .. } = &mut self.kept else { return false };
         let usable = self.marked || plans.rhythm.is_some();
         let found = plans.find(&LISTENER.newest(plans.longest())).filter(|_| usable);
         let heard = LISTENER.heard();
@@ -126,7 +119,6 @@ impl Engine {
                 let running = plans.needs[place.kind].sequence[..place.at].to_vec();
                 return self.serve_kept(place.kind, &running, settings);
             }
-            *expected = heard + EXPECTED_PERIODS * length;
             // What repeats within its steps meanwhile are layers.
             *look = (*look).max(heard + 2 * length);
         }
@@ -138,9 +130,6 @@ impl Engine {
             self.drop_kept();
             return false;
         }
-        // The first step is the backend's; what it takes beyond that would be there beside the arena.
-        let first = EXPECTED_PERIODS * plans.longest().max(KEPT_LEAST) as u64;
-        let is_expected = heard < first.max(*expected);
         // Ever more rarely, as long as nothing is recognised.
         let pause = if recognised.is_some() { 0 } else { heard / KEPT_GROWTH };
         LISTENER.wake_after(pause.max(TELLING as u64));
@@ -148,13 +137,6 @@ impl Engine {
         let due = heard >= *look && !self.marked;
         if due {
             *look = heard + heard / 8;
-        }
-        if is_expected && self.retention != Retention::Nothing {
-            self.retain(Retention::Nothing);
-            trim();
-            watch::bound_retention();
-        } else if !is_expected {
-            self.retain(Retention::Usual);
         }
         !due
     }
@@ -166,10 +148,7 @@ impl Engine {
             return false;
         };
         self.kept = Kept::Written(file, Some(plans.clone()));
-        let Some(mut proposal) = plans.into_proposal() else {
-            self.retain(Retention::Usual);
-            return false;
-        };
+        let Some(mut proposal) = plans.into_proposal() else { return false };
         if self.marked {
             proposal.ignore_begin();
         }
@@ -177,7 +156,6 @@ impl Engine {
         self.steps = self.steps.max(1);
         self.install(proposal, settings);
         if self.plans == before {
-            self.retain(Retention::Usual);
             return false;
         }
         (self.start, self.kept_serves) = (start, true);
@@ -205,7 +183,6 @@ impl Engine {
             && let Kept::Waiting { file, .. } = core::mem::replace(&mut self.kept, Kept::None)
         {
             self.kept = Kept::Written(file, None);
-            self.retain(Retention::Usual);
         }
     }
 }

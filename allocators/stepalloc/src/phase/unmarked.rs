@@ -10,7 +10,6 @@ use super::{
     trim,
 };
 use crate::alive::Alive;
-use crate::backend::Retention;
 use crate::collector::{Proposal, TELLING, with_others};
 use crate::crowd;
 use crate::found::{Followed, Found, Start};
@@ -528,8 +527,6 @@ impl Engine {
         if self.marked || self.phase != Phase::Planned || !matches!(self.work, Work::None) {
             return;
         }
-        // The boundaries at which that would be said may not come.
-        self.retain(Retention::Long);
         self.listen_again(&settings);
     }
 

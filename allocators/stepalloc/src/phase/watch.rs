@@ -7,10 +7,8 @@
 //! pages back, and is started again at the next boundary. The pages come again when they are touched; plans stay as they are.
 
 use super::unmarked::within_allocation;
-use super::{ENGINE, Engine, Phase, RETURNING, trim};
-use crate::backend::Retention;
+use super::{Engine, Phase, trim};
 use crate::heap::HEAP;
-use crate::listener::LISTENER;
 use crate::misses::MISSES;
 use crate::os;
 use crate::route::{self, STATE};
@@ -29,10 +27,6 @@ static UNITING: AtomicBool = AtomicBool::new(false);
 const LOOKS: u32 = 4;
 /// The thread sleeps no longer at a time, so that a process whose first thread has ended ends with its others.
 const NAP: Duration = Duration::from_secs(1);
-/// Memory that is not in use goes back at once for no longer than this after the last request of planned size was heard.
-const RETURNING_MOST: Duration = Duration::from_secs(5);
-/// There is a thread that sees to it.
-static BOUNDING: AtomicBool = AtomicBool::new(false);
 /// Times that memory went back because nothing was asked for.
 static RELEASES: AtomicU64 = AtomicU64::new(0);
 
@@ -61,10 +55,9 @@ pub(crate) fn relieve() {
     });
 }
 
-/// In a forked child, which has no such threads.
+/// In a forked child, which has no such thread.
 pub(super) fn forget_threads() {
     WATCHED.store(false, Relaxed);
-    BOUNDING.store(false, Relaxed);
 }
 
 /// Times that memory went back because nothing was asked for.
@@ -80,14 +73,6 @@ fn activity() -> u64 {
 }
 
 impl Engine {
-    /// The program asks for nothing that a plan could serve.
-    fn end_returning(&mut self) {
-        if self.retention == Retention::Nothing {
-            let planned = self.phase == Phase::Planned;
-            self.retain(if planned { Retention::Long } else { Retention::Usual });
-        }
-    }
-
     /// Starts the thread that looks, where a plan serves and there is none.
     pub(super) fn watch_from_beside(&self, settings: &Settings) {
         if self.phase == Phase::Planned {
@@ -117,34 +102,6 @@ pub(crate) fn watch_heap() {
         // Another time.
         HEAP.end_watch();
     }
-}
-
-/// Starts the thread that ends [`Retention::Nothing`] when the program asks for nothing more of planned size, where there is none.
-pub(super) fn bound_retention() {
-    if !BOUNDING.swap(true, SeqCst) {
-        let _ = os::start_thread(end_retention, 0);
-    }
-}
-
-extern "C" fn end_retention(_: *mut c_void) -> *mut c_void {
-    os::name_thread(c"stepalloc");
-    let (mut before, mut unchanged) = (LISTENER.head(), Duration::ZERO);
-    // A thread that is wanted while this one ends is this one.
-    while RETURNING.load(SeqCst)
-        || BOUNDING.swap(false, SeqCst) && RETURNING.load(SeqCst) && !BOUNDING.swap(true, SeqCst)
-    {
-        thread::sleep(NAP);
-        if os::first_thread_is_gone() {
-            return ptr::null_mut();
-        }
-        let now = LISTENER.head();
-        unchanged = if now == before { unchanged + NAP } else { Duration::ZERO };
-        before = now;
-        if unchanged >= RETURNING_MOST {
-            route::inside(|| ENGINE.with(Some(1), Engine::end_returning));
-        }
-    }
-    ptr::null_mut()
 }
 
 /// Naps since there is more or less of the arena.
