@@ -9,10 +9,8 @@ use stepalloc::Phase;
 const THREADS: u64 = 8;
 /// Steps of each thread.
 const STEPS: u64 = 600;
-/// Bytes of the arena for each byte that was alive at once at most.
-const MOST_ARENA: f64 = 1.10;
-/// Bytes that must come from the arena, in percent.
-const LEAST_SERVED: u64 = 95;
+/// Resident bytes of the heap for each byte that was alive at once at most.
+const MOST_RESIDENT: f64 = 1.25;
 
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
@@ -46,29 +44,20 @@ fn serve(kind: usize) {
     kept.into_iter().rev().for_each(free);
 }
 
-/// What a server's figures must be after its threads have ended, by so many steps at least.
-fn assert_is_served(steps: u64) {
-    let statistics = stepalloc::statistics();
-    let (last, most) = (statistics.last_steps, MOST.load(Relaxed));
-    println!(
-        "figures: steps={} plans={} planned_at={:?} arena={} most_alive={most} ratio={:.4} fallback={} of {} bytes",
-        statistics.steps,
-        statistics.plans,
-        statistics.planned_at_step,
-        statistics.arena_bytes,
-        statistics.arena_bytes as f64 / most as f64,
-        last.fallback_bytes,
-        last.planned_bytes + last.fallback_bytes,
-    );
-    assert_eq!((statistics.phase, statistics.arena_occupied_bytes), (Phase::Planned, 0), "{statistics:?}");
-    assert!(statistics.arena_bytes as f64 <= MOST_ARENA * most as f64, "{statistics:?}");
-    let all = last.planned_bytes + last.fallback_bytes;
-    assert!(last.count >= steps && last.planned_bytes * 100 >= all * LEAST_SERVED, "{last:?}");
+/// What a server's figures must be after its threads have ended: little more resident than was ever alive at once. (The last thread that
+/// runs has a plan, perhaps.)
+fn assert_is_served() {
+    let (statistics, most) = (stepalloc::statistics(), MOST.load(Relaxed));
+    // What lives on is the template of the blocks' contents.
+    let resident = statistics.heap_resident_bytes - statistics.heap_bytes + statistics.arena_bytes;
+    let ratio = resident as f64 / most as f64;
+    println!("figures: steps={} most_alive={most} ratio={ratio:.4}", statistics.steps);
+    assert!((0.0..MOST_RESIDENT).contains(&ratio), "{most} bytes alive at most: {statistics:?}");
 }
 
 #[test]
-fn a_server_is_served_from_one_arena() {
-    let name = test_name!(a_server_is_served_from_one_arena);
+fn a_server_is_served_from_the_heap() {
+    let name = test_name!(a_server_is_served_from_the_heap);
     scenario(name, &[("START_STATISTIC_STEP", "40")], || {
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
@@ -81,41 +70,14 @@ fn a_server_is_served_from_one_arena() {
                 });
             }
         });
-        assert_is_served(100);
-    });
-}
-
-#[test]
-fn threads_come_and_go_and_what_grows_is_counted_again() {
-    let name = test_name!(threads_come_and_go_and_what_grows_is_counted_again);
-    scenario(name, &[("START_STATISTIC_STEP", "20")], || {
-        for threads in [2, 3, 8, 4] {
-            std::thread::scope(|scope| {
-                for thread in 0..threads {
-                    scope.spawn(move || {
-                        let mut random = Random::new(thread);
-                        for _ in 0..400 {
-                            let _step = stepalloc::step();
-                            serve(random.below(3));
-                        }
-                    });
-                }
-            });
-        }
-        let statistics = stepalloc::statistics();
-        let last = statistics.last_steps;
-        println!("figures: {}", statistics.to_json());
-        assert_eq!((statistics.phase, statistics.arena_occupied_bytes), (Phase::Planned, 0));
-        assert!(statistics.plans >= 2, "the arena has grown");
-        assert!(statistics.arena_bytes as f64 <= MOST_ARENA * MOST.load(Relaxed) as f64, "{statistics:?}");
-        assert!(last.fallback_bytes * 20 <= last.planned_bytes, "{last:?}");
+        assert_is_served();
     });
 }
 
 /// As in a program that nobody changes: no thread says where its steps begin.
 #[test]
-fn a_server_that_marks_nothing_is_served_from_one_arena() {
-    let name = test_name!(a_server_that_marks_nothing_is_served_from_one_arena);
+fn a_server_that_marks_nothing_is_served_from_the_heap() {
+    let name = test_name!(a_server_that_marks_nothing_is_served_from_the_heap);
     if !process::is_child(name) {
         process::run(name, &[]);
         return;
@@ -130,16 +92,19 @@ fn a_server_that_marks_nothing_is_served_from_one_arena() {
             });
         }
     });
-    assert_is_served(50);
-    let statistics = stepalloc::statistics();
-    assert!(statistics.gaps_only && !statistics.marked, "{statistics:?}");
-    // One thread alone has a plan again, by and by.
-    for _ in 0..3000 {
-        serve(1);
+    assert_is_served();
+    // One thread alone has a plan, by and by.
+    for _ in 0..200 {
+        (0..50).for_each(|_| serve(1));
+        if stepalloc::phase() == Phase::Planned {
+            break;
+        }
     }
+    // What lived while the plan came into force is freed in its first steps.
+    (0..200).for_each(|_| serve(1));
     let statistics = stepalloc::statistics();
     println!("figures: {}", statistics.to_json());
-    assert!(!statistics.gaps_only && statistics.planned_blocks >= 40, "{statistics:?}");
+    assert!(statistics.phase == Phase::Planned && statistics.planned_blocks >= 40, "{statistics:?}");
     assert_eq!(statistics.last_steps.gap_allocations + statistics.last_steps.fallback_allocations, 0);
 }
 

@@ -126,8 +126,8 @@ fn a_populated_arena_has_no_faults_in_its_first_step() {
     });
 }
 
-/// KiB of the mapping that holds an address: resident, and of those in huge pages.
-fn resident(address: usize) -> (u64, u64) {
+/// KiB of the mappings between two addresses: resident, and of those in huge pages.
+fn resident(from: usize, to: usize) -> (u64, u64) {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("of this process");
     let (mut within, mut figures) = (false, (0, 0));
     for line in maps.lines() {
@@ -135,10 +135,10 @@ fn resident(address: usize) -> (u64, u64) {
         let first = words.next().expect("a line has words");
         if let Some((start, end)) = first.split_once('-') {
             let [start, end] = [start, end].map(|hex| usize::from_str_radix(hex, 16).expect("an address"));
-            within = (start..end).contains(&address);
+            within = start < to && end > from;
         } else if within && matches!(first, "Rss:" | "AnonHugePages:") {
-            let figure = words.next().and_then(|figure| figure.parse().ok()).expect("a figure");
-            *(if first == "Rss:" { &mut figures.0 } else { &mut figures.1 }) = figure;
+            let figure: u64 = words.next().and_then(|figure| figure.parse().ok()).expect("a figure");
+            *(if first == "Rss:" { &mut figures.0 } else { &mut figures.1 }) += figure;
         }
     }
     figures
@@ -173,7 +173,9 @@ fn filled_and_hardly_touched() -> [(u64, u64); 2] {
         let memory = unsafe {
             let hardly = alloc_zeroed(layout);
             hardly.write_volatile(1);
-            let memory = resident(hardly.addr());
+            let starts = filled.iter().map(Block::start).chain([hardly.addr()]);
+            let ends = filled.iter().map(Block::end).chain([hardly.addr() + layout.size()]);
+            let memory = resident(starts.min().unwrap_or(0), ends.max().unwrap_or(0));
             dealloc(hardly, layout);
             memory
         };

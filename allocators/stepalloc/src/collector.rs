@@ -284,12 +284,11 @@ impl Collector {
         }
     }
 
-    /// Where a plan of these needs would take far more than was ever alive, as the steps do not repeat, and the union of what
-    /// they ask for grows with each of them: the most blocks that were alive.
-    pub(crate) fn unalike(&self, needs: &[Arc<Needs>]) -> Option<usize> {
+    /// Whether a plan of these needs would take far more than was ever alive, as the steps do not repeat, and the union of what
+    /// they ask for grows with each of them.
+    pub(crate) fn is_unalike(&self, needs: &[Arc<Needs>]) -> bool {
         let load = needs.iter().map(|needs| needs.step.problem.load().max).max();
-        let is_unalike = load.unwrap_or(0) > UNALIKE * self.translator.most_alive;
-        is_unalike.then_some(self.translator.most_blocks)
+        load.unwrap_or(0) > UNALIKE * self.translator.most_alive
     }
 
     /// What is to be planned: the kinds that came again, the newest first; the largest, where none has.
@@ -514,28 +513,6 @@ impl Proposal {
             min_bytes,
             rhythm: self.found.map(|start| start.rhythm),
         }
-    }
-
-    /// An arena of `height` bytes, all of it gaps.
-    pub(crate) fn without_slots(height: u64, lower_bound: u64, shift: u32) -> Option<Self> {
-        let granules = u32::try_from(height >> shift).ok().filter(|&granules| granules > 0)?;
-        Some(Self {
-            needs: Vec::new(),
-            offsets: Vec::new(),
-            slots: Vec::new(),
-            cut: cut(&[], shift, granules),
-            shift,
-            granules,
-            lower_bound,
-            optimal: false,
-            blocks: 0,
-            found: None,
-        })
-    }
-
-    /// Whether all of the arena is gaps.
-    pub(crate) fn has_no_slots(&self) -> bool {
-        self.slots.is_empty()
     }
 
     /// What the matcher is to be told.

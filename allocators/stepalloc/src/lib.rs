@@ -71,13 +71,11 @@
 //! it free, by `cells` and `granules`, in its [`Region`]; `alloc` and [`route`] the way of a request; [`backend`] what is underneath; [`os`] every
 //! system call.
 
-mod alive;
 mod alloc;
 mod arena;
 pub mod backend;
 mod cells;
 mod collector;
-mod crowd;
 mod found;
 mod granules;
 mod heap;

@@ -1,4 +1,4 @@
-//! The listener: the sizes of planned-size allocations in their order, and whose they are, while nobody has said where steps begin.
+//! The listener: the sizes of planned-size allocations in their order, while nobody has said where steps begin.
 //!
 //! Any thread appends with one atomic addition and a store, into a ring mapped by ourselves. Only allocations are told:
 //! frees would have to be looked at one by one to find those of planned size. The engine reads the newest of them ever
@@ -20,9 +20,6 @@ const KEPT: u64 = 1 << 16;
 const FIRST: u64 = 128;
 /// From one look to the next what was seen grows by one part in this many.
 const GROWTH: u64 = 8;
-/// Bits of an entry that are the class's: sizes of 256 TiB and more are never told. Those above tell threads apart.
-const CLASS_BITS: u32 = 48;
-const CLASS_MASK: u64 = (1 << CLASS_BITS) - 1;
 /// Allocations of one size, one after the other, after which it counts as the only one.
 const ROW: u64 = 512;
 /// When the ring is full, the time to the next look doubles, up to this many allocations.
@@ -49,17 +46,15 @@ impl Listener {
         }
     }
 
-    /// Takes in an allocation of a thread, which its number tells from others; `true` when it is time to look.
-    pub(crate) fn log(&self, class: Class, thread: u16) -> bool {
-        let thread = u64::from(thread);
+    /// Takes in an allocation; `true` when it is time to look.
+    pub(crate) fn log(&self, class: Class) -> bool {
         let entries = self.entries.load(Acquire);
         if entries.is_null() {
             return self.open();
         }
         let index = self.head.fetch_add(1, Relaxed);
-        let told = class.to_bits() & CLASS_MASK | thread << CLASS_BITS;
         // SAFETY: the mapping holds so many entries, and is never unmapped.
-        unsafe { &*entries.add((index & (KEPT - 1)) as usize) }.store(told, Release);
+        unsafe { &*entries.add((index & (KEPT - 1)) as usize) }.store(class.to_bits(), Release);
         index + 1 >= self.wake.load(Relaxed)
     }
 
@@ -118,20 +113,8 @@ impl Listener {
         // As long as it may be, for it grows by copies otherwise.
         let mut classes = Vec::with_capacity((told.end - told.start) as usize);
         // An entry that is not written yet has no class.
-        classes.extend(told.filter_map(|index| Class::from_bits(self.entry(index) & CLASS_MASK)));
+        classes.extend(told.filter_map(|index| Class::from_bits(self.entry(index))));
         classes
-    }
-
-    /// What is told now, apart for each thread.
-    pub(crate) fn classes_of_threads(&self) -> Vec<Vec<Class>> {
-        let thread = |entry: &u64| entry >> CLASS_BITS;
-        let mut told: Vec<u64> = self.told(0).map(|index| self.entry(index)).collect();
-        // Each thread's in their order.
-        told.sort_by_key(thread);
-        let class = |entry: &u64| Class::from_bits(entry & CLASS_MASK);
-        told.chunk_by(|one, other| thread(one) == thread(other))
-            .map(|told| told.iter().filter_map(class).collect())
-            .collect()
     }
 
     /// Whether the newest quarter of what was told, or so many as [`ROW`] says, is of one size, as of buffers for one file after
@@ -139,7 +122,7 @@ impl Listener {
     pub(crate) fn is_of_one_size(&self) -> bool {
         let told = self.told(0);
         let quarter = told.end - ((told.end - told.start) / 4).min(ROW)..told.end;
-        let mut sizes = quarter.rev().map(|index| self.entry(index) & CLASS_MASK);
+        let mut sizes = quarter.rev().map(|index| self.entry(index));
         let newest = sizes.next();
         sizes.all(|size| Some(size) == newest)
     }
@@ -153,7 +136,7 @@ impl Listener {
         from.max(self.start.load(Relaxed)).max(head.saturating_sub(KEPT)).min(head)..head
     }
 
-    /// What was told: the bits of a class, and above them the thread's.
+    /// What was told: the bits of a class.
     #[inline(always)]
     fn entry(&self, index: u64) -> u64 {
         // SAFETY: `told` says so for a ring that is there; else as in `log`.
@@ -169,10 +152,10 @@ mod tests {
     fn the_newest_are_kept_and_the_engine_is_woken_ever_more_rarely() {
         let listener = Listener::closed();
         let class = |bytes: u64| Class::from_bits(bytes * 64).expect("not 0");
-        assert!(!listener.log(class(1), 0), "the ring is made");
+        assert!(!listener.log(class(1)), "the ring is made");
         let mut woken = 0;
         for bytes in 1..=300_000 {
-            if listener.log(class(bytes), (bytes % 3) as u16) {
+            if listener.log(class(bytes)) {
                 woken += 1;
                 listener.wake_later();
             }
@@ -180,12 +163,8 @@ mod tests {
         assert!((50..80).contains(&woken), "{woken}");
         let kept = listener.classes(0);
         assert_eq!((kept.len() as u64, kept[0]), (KEPT, class(300_001 - KEPT)));
-        let threads = listener.classes_of_threads();
-        assert_eq!(threads.len(), 3);
-        assert!(threads.iter().all(|told| told.is_sorted_by_key(|class| class.bytes())
-            && told.iter().all(|class| class.bytes() / 64 % 3 == told[0].bytes() / 64 % 3)));
         listener.clear();
         assert_eq!((listener.heard(), listener.classes(0).len()), (0, 0));
-        assert!((1..=FIRST).all(|bytes| listener.log(class(bytes), 0) == (bytes == FIRST)));
+        assert!((1..=FIRST).all(|bytes| listener.log(class(bytes)) == (bytes == FIRST)));
     }
 }

@@ -10,7 +10,6 @@
 //! that blocks all signals and ends with its work; the program goes on meanwhile, and the result is taken at a later
 //! boundary.
 
-use crate::alive::Alive;
 use crate::backend::Retention;
 use crate::collector::{Collector, Needs, Proposal, with_others};
 use crate::found::{Found, Start};
@@ -33,7 +32,6 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use stepalloc_planner::{Effort, Rhythm, rhythm};
 
-mod gaps;
 mod kept;
 mod unmarked;
 mod watch;
@@ -59,8 +57,6 @@ const TRIMS: u8 = 2;
 const HIT_PERCENT: u64 = 90;
 /// From here on steps count as running at once.
 const CROWDED: u32 = 16;
-/// Of steps that run at once, the share of the bytes that must find a gap of the arena, in percent.
-const CROWD_HIT_PERCENT: u64 = 99;
 /// Steps in a row that must miss before the needs are collected again.
 const MISSED_STEPS: u32 = 4;
 /// Steps a new plan is given at least; doubled with every plan that did not help, so that a program without a rhythm
@@ -68,12 +64,6 @@ const MISSED_STEPS: u32 = 4;
 const PATIENCE: u64 = 8;
 /// Steps in a row without a miss by which a plan has helped.
 const HELPED_STEPS: u32 = 8;
-/// A plan was no good from its beginning where so large a share of the bytes of the newest [`MISSED_STEPS`] had slots that
-/// were held by others, in percent: gaps alone serve as well then, in a smaller arena.
-const BUSY_PERCENT: u64 = 50;
-/// Steps that do not repeat have an arena of gaps where no more blocks than these are alive: the smallest gap is looked for
-/// among as many, which takes a microsecond or two then.
-const GAP_BLOCKS: usize = 512;
 /// At most so many.
 const PATIENCE_MAX: u64 = 4096;
 /// Of marked steps that do not repeat it is asked whether they do now after so many times as many.
@@ -116,8 +106,6 @@ enum Work {
     None,
     /// Ready for the next step.
     Here(Box<Collector>),
-    /// Ready for the next round of what has an arena without slots.
-    Counting(Box<Alive>),
     /// Ready for what follows of steps that nobody marks.
     Following(Box<Found>),
     /// In a thread of its own.
@@ -130,8 +118,8 @@ enum Outcome {
     More(Box<Collector>),
     /// Enough were seen.
     Enough(Vec<Arc<Needs>>),
-    /// Enough were seen to say that steps do not repeat, with so many blocks alive at most.
-    Unalike(usize),
+    /// Enough were seen to say that steps do not repeat.
+    Unalike,
     /// A plan, or `None` if none could be made.
     Plan(Option<Box<Proposal>>),
     /// So many more allocations of steps that nobody marks are wanted.
@@ -201,18 +189,8 @@ struct Engine {
     patience: u64,
     /// No new collecting before this step.
     patient_until: u64,
-    /// Steps that an arena is given before it can overflow; doubled each time.
-    overflow_patience: u64,
     /// How often steps began lately while others were running, up to twice [`CROWDED`].
     crowded: u32,
-    /// What serves is an arena without slots.
-    without_slots: bool,
-    /// It is that of a loop that asks for one size.
-    of_one_size: bool,
-    /// Allocations to be heard before it is counted again what is alive of such a loop, where it was in vain.
-    count_again: u64,
-    /// Rounds of it, where no steps are marked, after which it is looked whether there is something better.
-    ask_at: u64,
 }
 
 /// Ends the running step and begins the next one. From any thread.
@@ -295,12 +273,7 @@ impl Engine {
             settling: 0,
             patience: PATIENCE,
             patient_until: 0,
-            overflow_patience: gaps::OVERFLOW_STEPS,
             crowded: 0,
-            without_slots: false,
-            of_one_size: false,
-            count_again: 0,
-            ask_at: 0,
         }
     }
 
@@ -355,19 +328,14 @@ impl Engine {
             self.advance(&settings);
         } else if self.phase == Phase::Waiting
             && self.running() >= settings.start(true).max(self.patient_until)
+            && self.crowded < CROWDED
             && !(matches!(self.kept, Kept::Waiting { .. }) && self.running() < KEPT_STEPS)
         {
             self.collect(&settings);
         } else if let Some(figures) = counted
             && self.has_changed(&figures)
         {
-            if self.finds_slots_busy() {
-                self.prefer_gaps(&settings);
-            } else {
-                self.collect(&settings);
-            }
-        } else if self.overflows() {
-            self.make_room(&settings);
+            self.collect(&settings);
         }
         if self.planned_at_step != Some(self.running()) {
             self.trim_at_boundary();
@@ -443,14 +411,8 @@ impl Engine {
     /// True when the program has left its plan for good.
     fn has_changed(&mut self, figures: &StepFigures) -> bool {
         let all = figures.planned.bytes + figures.fallback.bytes;
-        let (hit, percent) = if self.without_slots {
-            (figures.planned.bytes, CROWD_HIT_PERCENT)
-        } else {
-            (figures.planned.bytes.saturating_sub(figures.gap.bytes), HIT_PERCENT)
-        };
-        // What served a crowd is no plan for one thread.
-        let alone = self.without_slots && self.marked && self.crowded == 0;
-        if !alone && hit * 100 >= all * percent {
+        let hit = figures.planned.bytes.saturating_sub(figures.gap.bytes);
+        if hit * 100 >= all * HIT_PERCENT {
             self.missed_steps = 0;
             self.helped_steps += 1;
             if self.helped_steps == HELPED_STEPS {
@@ -465,18 +427,11 @@ impl Engine {
         self.missed_steps >= MISSED_STEPS && self.running() >= self.patient_until
     }
 
-    /// Whether the plan in force knows what the program asks for, but never at which times: threads that take turns.
-    fn finds_slots_busy(&self) -> bool {
-        let newest = || self.history.newest(MISSED_STEPS.into());
-        let all: u64 = newest().map(|step| step.planned.bytes + step.fallback.bytes).sum();
-        let busy: u64 = newest().map(|step| step.busy.bytes).sum();
-        !self.has_helped && busy * 100 > all * BUSY_PERCENT
-    }
-
     /// Begins collecting.
     fn collect(&mut self, settings: &Settings) {
         if self.crowded >= CROWDED {
-            return self.count_alive_of_steps(settings);
+            // Of steps that run at once, what one of them needs says nothing; the heap serves them all.
+            return self.serve_no_more(settings);
         }
         self.record_for(Work::Here(Box::new(Collector::new())), settings);
     }
@@ -504,10 +459,9 @@ impl Engine {
         self.ends.push(end);
         let outcome = match core::mem::replace(&mut self.work, Work::None) {
             Work::None | Work::Following(_) => return,
-            Work::Counting(alive) => return self.advance_alive(alive, end, settings),
             Work::Here(_) if self.crowded >= CROWDED => {
-                // Steps have begun to run at once: what one of them needs says nothing.
-                return self.collect(settings);
+                // Steps have begun to run at once.
+                return self.serve_no_more(settings);
             }
             Work::Beside(thread) if !thread.is_finished() => {
                 self.work = Work::Beside(thread);
@@ -541,10 +495,7 @@ impl Engine {
             other => other,
         };
         match outcome {
-            Some(Outcome::Unalike(blocks)) if blocks <= GAP_BLOCKS => {
-                self.prefer_gaps(settings);
-            }
-            Some(Outcome::Unalike(_)) => self.refuse(settings),
+            Some(Outcome::Unalike) => self.refuse(settings),
             // What was found before the program began to mark its steps is forgotten.
             None | Some(Outcome::Enough(_) | Outcome::Follow(..) | Outcome::Lost) => {}
             Some(Outcome::Plan(Some(proposal))) if proposal.found.is_some() => {}
@@ -584,7 +535,7 @@ impl Engine {
 
     /// Puts a plan in force.
     fn install(&mut self, mut proposal: Proposal, settings: &Settings) {
-        let (blocks, without_slots) = (proposal.blocks, proposal.has_no_slots());
+        let blocks = proposal.blocks;
         let wanted = usize::try_from(proposal.bytes()).unwrap_or(usize::MAX).min(settings.max_arena);
         let within = HEAP.range().map(|(base, bytes)| (base, bytes / 2));
         if !STATE.arena.is_open() && wanted > 0 && !STATE.arena.open(proposal.shift, wanted, within) {
@@ -615,7 +566,6 @@ impl Engine {
         self.has_helped = false;
         self.kinds = proposal.needs;
         self.kept_serves = false;
-        self.without_slots = without_slots;
         MISSES.forget_reasons();
         route::set(true, Watch::Nothing, settings.min_bytes);
         route::set_filling(HEAP.is_open());
@@ -655,7 +605,7 @@ impl Engine {
     }
 
     /// The marked steps that were collected do not repeat: a plan would take far more memory than they do, and serve little of
-    /// it twice; and there are too many blocks for gaps. The backend serves, and it is asked again ever more rarely.
+    /// it twice. The heap serves, and it is asked again ever more rarely.
     fn refuse(&mut self, settings: &Settings) {
         self.refused_plans += 1;
         self.patient_until = ASKED_AGAIN * self.running();
@@ -742,7 +692,6 @@ impl Engine {
             heap_returned_bytes: heap.returned as u64,
             kept: self.kept_serves,
             kinds: self.kinds.len() as u64,
-            gaps_only: self.without_slots,
             lower_bound_bytes: self.lower_bound,
             planned_blocks: self.planned_blocks,
             blocks_beyond_limit: self.beyond_limit,
@@ -765,8 +714,8 @@ fn merge(
 ) -> Outcome {
     if ends.iter().any(|&end| collector.step(&RECORDER, end, settings)) {
         let needs = collector.needs(false);
-        if let Some(blocks) = collector.unalike(&needs) {
-            return Outcome::Unalike(blocks);
+        if collector.is_unalike(&needs) {
+            return Outcome::Unalike;
         }
         return if here {
             Outcome::Enough(needs)

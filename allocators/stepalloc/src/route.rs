@@ -468,7 +468,7 @@ unsafe fn allocate_heard<B: Backend>(size: usize, align: usize, zeroed: bool) ->
     // SAFETY: the caller's promise.
     let block = unsafe { served_or_backend::<B>(None, size, align, zeroed) };
     if let Some(class) = planned_class(block, size, align)
-        && LISTENER.log(class, this_thread())
+        && LISTENER.log(class)
     {
         phase::listen();
     }
@@ -745,7 +745,7 @@ fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*m
         wakes = RECORDER.wakes();
     }
     if mode & LISTENING != 0 {
-        wakes |= LISTENER.log(class, this_thread());
+        wakes |= LISTENER.log(class);
     }
     if wakes {
         phase::listen();

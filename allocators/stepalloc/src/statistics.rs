@@ -74,9 +74,6 @@ pub struct Statistics {
     pub kept: bool,
     /// Kinds of steps planned.
     pub kinds: u64,
-    /// What serves is an arena without slots, all gaps: for steps that run on several threads at once, or for a loop that
-    /// asks for one size.
-    pub gaps_only: bool,
     /// The largest load of the collected steps in bytes: no plan that has a slot for every block is smaller.
     pub lower_bound_bytes: u64,
     /// Blocks that have a slot.
@@ -260,7 +257,7 @@ impl Statistics {
             out,
             ", \"plans\": {}, \"failed_plans\": {}, \"refused_plans\": {}, \"arena_bytes\": {}, \"arena_occupied_bytes\": {}, \
              \"heap_bytes\": {}, \"heap_resident_bytes\": {}, \"heap_moved_bytes\": {}, \"heap_returned_bytes\": {}, \
-             \"kept\": {}, \"kinds\": {}, \"gaps_only\": {}, \"lower_bound_bytes\": {}, \"planned_blocks\": {}, \"blocks_beyond_limit\": {}, \"idle_releases\": {}",
+             \"kept\": {}, \"kinds\": {}, \"gaps_only\": false, \"lower_bound_bytes\": {}, \"planned_blocks\": {}, \"blocks_beyond_limit\": {}, \"idle_releases\": {}",
             self.plans,
             self.failed_plans,
             self.refused_plans,
@@ -272,7 +269,6 @@ impl Statistics {
             self.heap_returned_bytes,
             self.kept,
             self.kinds,
-            self.gaps_only,
             self.lower_bound_bytes,
             self.planned_blocks,
             self.blocks_beyond_limit,

@@ -180,7 +180,7 @@ impl Watched {
 
 /// The plan that has served, if it was kept.
 fn add_plan(report: &mut Report, plan: &Path, process: Option<&Value>, trace: Option<&Trace>) {
-    let serves = process.is_some_and(|process| process["phase"] == "planned" && process["gaps_only"] != true);
+    let serves = process.is_some_and(|process| process["phase"] == "planned");
     let rank = process.and_then(|process| process["rank"].as_u64()).unwrap_or(0);
     let path = PathBuf::from(plan.to_string_lossy().replacen("%r", &rank.to_string(), 1));
     if !serves || !path.exists() {

@@ -9,9 +9,7 @@ use super::{
     ENGINE, EVENTS_HERE, Engine, FORKED, Kept, Outcome, PATIENCE_MAX, Phase, TORN, Work, easy_plan, plan,
     trim,
 };
-use crate::alive::Alive;
 use crate::collector::{Proposal, TELLING, with_others};
-use crate::crowd;
 use crate::found::{Followed, Found, Start};
 use crate::heap::HEAP;
 use crate::listener::LISTENER;
@@ -38,8 +36,6 @@ const UNFIT_STEPS: u32 = 8;
 /// The backend's caches are given back so often in the first period of a plan, and at the boundaries after it: what was alive
 /// when it came into force is freed by and by, and a period may be many steps.
 const TRIMS_WITHIN: u8 = 8;
-/// Requests that are taken for a period where no plan says how many it has.
-const PERIOD_OF_GAPS: u64 = 256;
 /// Bytes of a period that must be of sizes the plan knows if it is to be the plan's, in percent.
 const KNOWN_PERCENT: u64 = 90;
 /// Steps after which it is asked whether the rhythm is the right one; doubled whenever the answer was no.
@@ -190,7 +186,6 @@ impl Engine {
     /// Begins to listen where nothing was heard yet, or what was heard is of another time.
     pub(super) fn listen_anew(&mut self, serving: bool, settings: &Settings) {
         LISTENER.clear();
-        self.count_again = 0;
         UNFIT.store(0, Relaxed);
         let watch = if settings.enabled && !self.marked { Watch::Sizes } else { Watch::Nothing };
         route::set(serving, watch, settings.min_bytes);
@@ -229,8 +224,7 @@ impl Engine {
     fn give_back(&mut self) {
         trim();
         self.trims_within -= 1;
-        let planned = if self.without_slots { PERIOD_OF_GAPS } else { self.planned_blocks };
-        let period = self.start.map_or(planned, |start| start.rhythm.period as u64);
+        let period = self.start.map_or(self.planned_blocks, |start| start.rhythm.period as u64);
         LISTENER.wake_after(period / u64::from(TRIMS_WITHIN));
     }
 
@@ -245,12 +239,8 @@ impl Engine {
             return self.found_nothing(settings);
         }
         let planned = self.phase == Phase::Planned;
-        let serves = planned && if self.without_slots { self.missed_steps == 0 } else { self.fits() };
         if LISTENER.is_of_one_size() {
-            if serves || !self.counts_one_size(settings) {
-                self.found_nothing(settings);
-            }
-            return;
+            return self.found_nothing(settings);
         }
         let heard = LISTENER.classes(0);
         let sizes: Vec<u64> = heard.iter().map(|class| class.bytes()).collect();
@@ -265,17 +255,7 @@ impl Engine {
             if rhythm.repeats() { rhythm.repeated(LEAST_PERIOD) } else { rhythm }
         });
         let news = found.filter(|found| !planned || self.is_news(found, &heard));
-        let Some(mut rhythm) = news else {
-            if found.is_none() && !serves {
-                if self.counts_one_size(settings) {
-                    return;
-                }
-                if crowd::is_heard(&LISTENER.classes_of_threads()) {
-                    return self.count_alive(Alive::of_steps(), settings);
-                }
-            }
-            return self.found_nothing(settings);
-        };
+        let Some(mut rhythm) = news else { return self.found_nothing(settings) };
         if let Some(known) = self.start.map(|start| start.rhythm).filter(|known| !known.repeats())
             && rhythm.period.is_multiple_of(known.period)
         {
@@ -372,7 +352,6 @@ impl Engine {
         let end = RECORDER.head();
         let outcome = match core::mem::replace(&mut self.work, Work::None) {
             Work::None | Work::Here(_) => return,
-            Work::Counting(alive) => return self.follow_alive(alive, settings),
             Work::Beside(thread) if !thread.is_finished() => {
                 self.work = Work::Beside(thread);
                 return self.come_back_soon();
@@ -520,9 +499,6 @@ impl Engine {
     /// No boundary came, and more than a step's requests found no slot: the program does something else.
     fn out_of_rhythm(&mut self) {
         let settings = self.settings();
-        if self.without_slots && !self.marked && self.phase == Phase::Planned {
-            return self.end_round(&settings);
-        }
         UNFIT.store(0, Relaxed);
         if self.marked || self.phase != Phase::Planned || !matches!(self.work, Work::None) {
             return;
