@@ -154,29 +154,28 @@ impl Arena {
         self.region.unite_pages();
     }
 
-    /// Gives pages back to the system in which no block lives; they come again when they are touched. Returns their bytes; 0
-    /// where another thread has the lock for too long.
-    pub(crate) fn give_back(&self) -> usize {
-        let mut given = 0;
+    /// Calls `take` with the stretches in which no block lives, nor gets one meanwhile; returns the sum of what it returns. Nothing where
+    /// another thread has the lock for too long.
+    pub(crate) fn each_free(&self, mut take: impl FnMut(*mut u8, usize) -> usize) -> usize {
+        let mut taken = 0;
         let _ = self.lock.with(Some(EXCHANGE_ATTEMPTS), |_| {
             let Some(cells) = self.cells() else { return };
             let shift = self.shift();
-            let mut give = |run: Run| {
+            let mut take = |run: Run| {
                 let start = self.base() + ((run.start() as usize) << shift);
-                // SAFETY: usable bytes of the arena, of which no block has any, nor gets any meanwhile.
-                given += unsafe { os::discard(start as *mut u8, (run.length() as usize) << shift) };
+                taken += take(start as *mut u8, (run.length() as usize) << shift);
             };
-            cells.while_free(&self.granules, &mut give);
+            cells.while_free(&self.granules, &mut take);
             // What larger plans have left: no slots are there, and gaps are below.
             let committed = (self.committed() >> shift) as u32;
             if cells.limit() < committed {
                 let above = Run::between(cells.limit(), committed);
                 if self.granules.are_free(above) {
-                    give(above);
+                    take(above);
                 }
             }
         });
-        given
+        taken
     }
 
     /// Puts a plan's cells in force, in the place of those of the plan before. `false` where another thread has the lock

@@ -59,6 +59,8 @@ const HIT_PERCENT: u64 = 90;
 const CROWDED: u32 = 16;
 /// Steps in a row that must miss before the needs are collected again.
 const MISSED_STEPS: u32 = 4;
+/// Times that the arena's free pages may go back to keep the process's peak, before the plan counts as one that misses.
+const PRESSURES: u32 = 4;
 /// Steps a new plan is given at least; doubled with every plan that did not help, so that a program without a rhythm
 /// is collected ever more rarely.
 const PATIENCE: u64 = 8;
@@ -173,6 +175,8 @@ struct Engine {
     /// Blocks left to the backend because the arena may not be as large as the plan.
     beyond_limit: u64,
     missed_steps: u32,
+    /// [`Heap::pressures`](crate::heap::Heap::pressures) when the plan came into force.
+    pressures: u32,
     helped_steps: u32,
     /// There were [`HELPED_STEPS`] since the plan came into force.
     has_helped: bool,
@@ -264,6 +268,7 @@ impl Engine {
             trims_within: 0,
             beyond_limit: 0,
             missed_steps: 0,
+            pressures: 0,
             helped_steps: 0,
             has_helped: false,
             tried_for: unmarked::TRIED_STEPS,
@@ -333,9 +338,14 @@ impl Engine {
         {
             self.collect(&settings);
         } else if let Some(figures) = counted
-            && self.has_changed(&figures)
+            && self.misses(&figures)
         {
-            self.collect(&settings);
+            if HEAP.is_open() {
+                // It serves better than a plan that misses, until there is another.
+                self.serve_no_more(&settings);
+            } else if self.running() >= self.patient_until {
+                self.collect(&settings);
+            }
         }
         if self.planned_at_step != Some(self.running()) {
             self.trim_at_boundary();
@@ -351,13 +361,13 @@ impl Engine {
     fn trim_at_boundary(&mut self) {
         if self.trims_left == 0 {
             if self.phase == Phase::Planned {
-                HEAP.arena_holds(STATE.arena.bytes(), false);
+                HEAP.arena_holds(STATE.arena.bytes());
             }
             return;
         }
         self.trims_left -= 1;
         if self.phase != Phase::Planned {
-            STATE.arena.give_back();
+            retire_arena();
             return;
         }
         trim();
@@ -408,8 +418,8 @@ impl Engine {
         Some(figures)
     }
 
-    /// True when the program has left its plan for good.
-    fn has_changed(&mut self, figures: &StepFigures) -> bool {
+    /// True when the plan serves too little of several steps in a row, or costs the process's peak again and again.
+    fn misses(&mut self, figures: &StepFigures) -> bool {
         let all = figures.planned.bytes + figures.fallback.bytes;
         let hit = figures.planned.bytes.saturating_sub(figures.gap.bytes);
         if hit * 100 >= all * HIT_PERCENT {
@@ -420,11 +430,15 @@ impl Engine {
                 self.patience = PATIENCE;
                 self.patient_until = 0;
             }
-            return false;
+            return self.presses();
         }
         self.helped_steps = 0;
         self.missed_steps += 1;
-        self.missed_steps >= MISSED_STEPS && self.running() >= self.patient_until
+        self.missed_steps >= MISSED_STEPS || self.presses()
+    }
+
+    fn presses(&self) -> bool {
+        HEAP.pressures() - self.pressures >= PRESSURES
     }
 
     /// Begins collecting.
@@ -563,6 +577,7 @@ impl Engine {
         self.patience = (self.patience * 2).min(PATIENCE_MAX);
         self.trims_left = TRIMS;
         self.helped_steps = 0;
+        self.pressures = HEAP.pressures();
         self.has_helped = false;
         self.kinds = proposal.needs;
         self.kept_serves = false;
@@ -619,6 +634,9 @@ impl Engine {
         self.planned_at_step = None;
         self.kinds.clear();
         route::set_filling(false);
+        if STATE.arena.is_open() {
+            retire_arena();
+        }
         // What lives in the arena is freed by and by.
         self.trims_left = if STATE.arena.is_open() { TRIMS } else { 0 };
         self.retain(Retention::Default);
@@ -746,6 +764,12 @@ fn plan(needs: Vec<Arc<Needs>>, effort: Effort) -> Option<Box<Proposal>> {
     let plan =
         if good || effort == Effort::Quick { quick } else { Proposal::of(quick.needs, effort, shift)? };
     Some(Box::new(plan))
+}
+
+/// Takes the arena's free pages away, for the large heap where there is one: no plan serves from them.
+fn retire_arena() {
+    STATE.arena.each_free(|start, bytes| HEAP.adopt(start, bytes));
+    HEAP.arena_holds(STATE.arena.occupied_bytes());
 }
 
 fn trim() {

@@ -88,6 +88,8 @@ pub(crate) struct Heap {
     watched: AtomicBool,
     /// The arena's free pages are to go back, see [`Retention::presses`].
     pressed: AtomicBool,
+    /// Times that they did.
+    pressures: AtomicU32,
     /// Free pages that may be resident, as of the last free.
     free_pages: AtomicU64,
 }
@@ -188,6 +190,7 @@ impl Heap {
             moved: AtomicU32::new(0),
             watched: AtomicBool::new(false),
             pressed: AtomicBool::new(false),
+            pressures: AtomicU32::new(0),
             free_pages: AtomicU64::new(0),
         }
     }
@@ -598,17 +601,57 @@ impl Heap {
         given as usize * PAGE
     }
 
+    /// Gives the memory behind a stretch of the arena, in which no block lives, back to the system. Returns the bytes that went.
+    pub(crate) fn discard_in_arena(&self, start: *mut u8, bytes: usize) -> usize {
+        if let Some(pages) = self.arena_pages(start, bytes) {
+            self.arena_touched.clear(pages);
+        }
+        // SAFETY: the arena says that nobody needs the content, nor gets the memory meanwhile.
+        unsafe { os::discard(start, bytes) }
+    }
+
+    /// The whole pages of a stretch of the range's first half; `None` while closed.
+    fn arena_pages(&self, start: *mut u8, bytes: usize) -> Option<Extent> {
+        let (base, _) = self.range()?;
+        let first = (start as usize - base).div_ceil(PAGE) as u32;
+        let end = ((start as usize - base + bytes) / PAGE) as u32;
+        Some(Extent::new(first, end.saturating_sub(first)))
+    }
+
+    /// Takes over the memory behind a stretch of the arena, in which no block lives: the way back from [`Heap::fill`], for a plan that serves
+    /// no more. Where it cannot, the memory goes back to the system. Returns the bytes that went.
+    pub(crate) fn adopt(&self, start: *mut u8, bytes: usize) -> usize {
+        let pages =
+            self.arena_pages(start, bytes).filter(|pages| pages.pages >= MOVE_LEAST && self.can_move());
+        let Some(pages) = pages else { return self.discard_in_arena(start, bytes) };
+        let Some(extent) = self.with(|table| table.place_at_end(self, pages.pages, 1)).flatten() else {
+            return self.discard_in_arena(start, bytes);
+        };
+        let touched = self.touched.count(extent);
+        let from = (start as usize).next_multiple_of(PAGE) as *mut u8;
+        // SAFETY: whole pages of the range: the source is free, as above, and the destination an extent that nobody has.
+        let moved = unsafe { os::move_pages(from, self.address(extent.start), pages.pages as usize * PAGE) };
+        if moved {
+            self.moved.fetch_add(1, Relaxed);
+            self.touched.set(extent);
+            self.arena_touched.clear(pages);
+        }
+        self.with_surely(|table| {
+            if moved {
+                table.retention.resident += u64::from(extent.pages - touched);
+                table.counters.moved += u64::from(extent.pages);
+            }
+            table.insert(self, extent);
+        });
+        if moved { pages.pages as usize * PAGE } else { self.discard_in_arena(start, bytes) }
+    }
+
     /// Moves free pages of the heap under a block of the arena, which is the caller's alone, has no content yet, and lies in the range's
     /// first half: under its whole pages that were not filled before.
     #[cold]
     pub(crate) fn fill(&self, block: *mut u8, bytes: usize) {
-        let Some((base, _)) = self.range().filter(|_| self.can_move()) else { return };
-        let first = (block as usize - base).div_ceil(PAGE) as u32;
-        let end = ((block as usize - base + bytes) / PAGE) as u32;
-        if first >= end {
-            return;
-        }
-        let all = Extent::new(first, end - first);
+        let all = self.arena_pages(block, bytes).filter(|all| all.pages > 0 && self.can_move());
+        let (Some(all), Some((base, _))) = (all, self.range()) else { return };
         for hole in self.arena_touched.stretches(all, false) {
             let mut rest = hole;
             while rest.pages > 0 {
@@ -664,17 +707,24 @@ impl Heap {
         }
     }
 
-    /// Whether the arena's free pages are to go back, before the block that was handed out last is touched.
+    /// Whether the arena's free pages are to go back, before the block that was handed out last is touched. The next call says no.
     #[inline]
     pub(crate) fn presses(&self) -> bool {
         self.pressed.load(Relaxed) && self.pressed.swap(false, Relaxed)
     }
 
+    /// Times that the arena's free pages went back for that.
+    pub(crate) fn pressures(&self) -> u32 {
+        self.pressures.load(Relaxed)
+    }
+
     /// Says how many bytes the arena holds from now on: all of them at the end of a step that it has served, and what is occupied where the
-    /// others went back, because the heap [presses](Heap::presses) or for another reason.
-    pub(crate) fn arena_holds(&self, bytes: usize, pressed: bool) {
-        if self.is_open() {
-            self.with(|table| table.retention.arena_holds((bytes / PAGE) as u64, pressed));
+    /// others went back.
+    pub(crate) fn arena_holds(&self, bytes: usize) {
+        if self.is_open()
+            && let Some(excess @ 1..) = self.with(|table| table.retention.arena_holds((bytes / PAGE) as u64))
+        {
+            self.give_back(excess);
         }
     }
 
@@ -809,6 +859,7 @@ impl Table {
         }
         if self.retention.presses() {
             heap.pressed.store(true, Relaxed);
+            heap.pressures.fetch_add(1, Relaxed);
         }
     }
 

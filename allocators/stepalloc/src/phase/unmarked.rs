@@ -471,10 +471,14 @@ impl Engine {
         self.watch_from_beside(&settings);
         if let Some(figures) = counted
             && matches!(self.work, Work::None)
-            && (self.serves_too_little(&figures) | self.has_changed(&figures))
         {
-            self.missed_steps = 0;
-            self.listen_again(&settings);
+            let (little, misses) = (self.serves_too_little(&figures), self.misses(&figures));
+            if misses && HEAP.is_open() {
+                self.leave_plan(&settings);
+            } else if little || misses && self.running() >= self.patient_until {
+                self.missed_steps = 0;
+                self.listen_again(&settings);
+            }
         }
         (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
         true
@@ -503,7 +507,19 @@ impl Engine {
         if self.marked || self.phase != Phase::Planned || !matches!(self.work, Work::None) {
             return;
         }
+        if self.presses() {
+            return self.leave_plan(&settings);
+        }
         self.listen_again(&settings);
+    }
+
+    /// The heap serves, until there is a better plan.
+    fn leave_plan(&mut self, settings: &Settings) {
+        self.missed_steps = 0;
+        self.be_patient();
+        self.serve_no_more(settings);
+        self.start = None;
+        self.listen_anew(false, settings);
     }
 
     fn unfit_in_a_step(&self) -> u32 {

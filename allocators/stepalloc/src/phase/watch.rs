@@ -38,20 +38,25 @@ static RELEASES: AtomicU64 = AtomicU64::new(0);
 pub fn release() -> usize {
     os::keeping_errno(|| {
         route::inside(|| {
-            let bytes = STATE.arena.give_back() + HEAP.give_back(u64::MAX);
-            HEAP.arena_holds(STATE.arena.occupied_bytes(), false);
+            let bytes = give_back() + HEAP.give_back(u64::MAX);
+            HEAP.arena_holds(STATE.arena.occupied_bytes());
             trim();
             bytes
         })
     })
 }
 
+/// Gives the arena's free pages back to the system; they come again when they are touched. Returns their bytes.
+fn give_back() -> usize {
+    STATE.arena.each_free(|start, bytes| HEAP.discard_in_arena(start, bytes))
+}
+
 /// Gives the arena's free pages back, where the process would rise above its peak otherwise. Called within an allocation.
 #[cold]
 pub(crate) fn relieve() {
     os::keeping_errno(|| {
-        STATE.arena.give_back();
-        HEAP.arena_holds(STATE.arena.occupied_bytes(), true);
+        give_back();
+        HEAP.arena_holds(STATE.arena.occupied_bytes());
     });
 }
 
