@@ -26,10 +26,10 @@
 //!
 //! ```text
 //! alloc(size)  below the threshold -----------------> backend
-//!              collecting: record ------------------> backend
+//!              no plan yet, recorded or not --------> large heap; where that is closed or full, backend
 //!              planned: the slot of the n-th block of this size in this step
-//!                       free: claim it; busy: another of its size, or a gap -> else backend
-//! free(p)      in the arena: release;            else backend
+//!                       free: claim it; busy: another of its size, or a gap -> else large heap
+//! free(p)      in the arena or the heap: release;   else backend
 //! ```
 //!
 //! # Steps
@@ -45,7 +45,7 @@
 //! *Waiting* counts steps until `START_STATISTIC_STEP`, or listens until there is a rhythm. *Collecting* records blocks of
 //! `STEPALLOC_MIN_BYTES` and more, until more than `STABLE_STATISTIC_STEP` steps in a row changed nothing in what the plan
 //! needs, or more than `MAX_STATISTIC_STEP` were seen; of steps that were found two are enough. *Planned* serves; when less than
-//! nine tenths of the bytes find their slot for several steps, the needs are collected again while the old plan serves. All
+//! nine tenths of the bytes find their slot for several steps, the heap serves until the needs were collected again. All
 //! [`Settings`] come from the environment.
 //!
 //! # What holds whatever the program does
@@ -53,8 +53,8 @@
 //! A plan is a proposal: a block is served only where the count of what is really occupied says that nothing lives, by
 //! an atomic change of it. So blocks never overlap, whatever order, sizes and threads the program turns to. There is no
 //! header in or before a block. The allocation path allocates nothing and unwinds nowhere; planned blocks are served and
-//! all blocks freed without a lock, and for a gap a lock is asked for a bounded number of times, which a fork leaves free.
-//! Where there is no plan, no arena or no memory for one, the backend serves.
+//! all blocks freed without waiting for a lock, and for a gap or an extent a lock is asked for a bounded time, which a fork leaves free.
+//! Where there is no plan, no arena or no memory for one, the large heap serves, and where it cannot, the backend.
 //!
 //! # Costs and limits
 //!
@@ -62,13 +62,13 @@
 //! counts what they come to. While collecting, an event of 32 bytes is kept for each planned-size allocation and free of a
 //! step. A boundary costs three system calls. Memory of the arena goes back to the system after ten seconds without a request
 //! of planned size, or by [`release`]; while a plan serves, a thread looks for that. Programs whose sizes never repeat gain
-//! nothing: their blocks find gaps at best. Linux with glibc only.
+//! from the large heap only. Linux with glibc only.
 //!
 //! # Layout
 //!
 //! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and
-//! plan (by stepalloc-planner; `kept` in a file), or `alive` where there are no slots -> `matcher` which slot -> `arena` is
-//! it free, by `cells` and `granules`, in its [`Region`]; `alloc` and [`route`] the way of a request; [`backend`] what is underneath; [`os`] every
+//! plan (by stepalloc-planner; `kept` in a file) -> `matcher` which slot -> `arena` is
+//! it free, by `cells` and `granules`, in its [`Region`]; `heap` what no plan serves; `alloc` and [`route`] the way of a request; [`backend`] what is underneath; [`os`] every
 //! system call.
 
 mod alloc;

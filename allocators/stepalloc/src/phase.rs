@@ -59,7 +59,7 @@ const HIT_PERCENT: u64 = 90;
 const CROWDED: u32 = 16;
 /// Steps in a row that must miss before the needs are collected again.
 const MISSED_STEPS: u32 = 4;
-/// Times that the arena's free pages may go back to keep the process's peak, before the plan counts as one that misses.
+/// Times that the arena's free pages may go back to keep the process's peak, before the plan is left.
 const PRESSURES: u32 = 4;
 /// Steps a new plan is given at least; doubled with every plan that did not help, so that a program without a rhythm
 /// is collected ever more rarely.
@@ -337,13 +337,11 @@ impl Engine {
             && !(matches!(self.kept, Kept::Waiting { .. }) && self.running() < KEPT_STEPS)
         {
             self.collect(&settings);
-        } else if let Some(figures) = counted
-            && self.misses(&figures)
-        {
-            if HEAP.is_open() {
-                // It serves better than a plan that misses, until there is another.
+        } else if let Some(figures) = counted {
+            let has_changed = self.has_changed(&figures);
+            if self.presses() {
                 self.serve_no_more(&settings);
-            } else if self.running() >= self.patient_until {
+            } else if has_changed {
                 self.collect(&settings);
             }
         }
@@ -418,8 +416,8 @@ impl Engine {
         Some(figures)
     }
 
-    /// True when the plan serves too little of several steps in a row, or costs the process's peak again and again.
-    fn misses(&mut self, figures: &StepFigures) -> bool {
+    /// True when the program has left its plan for good.
+    fn has_changed(&mut self, figures: &StepFigures) -> bool {
         let all = figures.planned.bytes + figures.fallback.bytes;
         let hit = figures.planned.bytes.saturating_sub(figures.gap.bytes);
         if hit * 100 >= all * HIT_PERCENT {
@@ -430,13 +428,14 @@ impl Engine {
                 self.patience = PATIENCE;
                 self.patient_until = 0;
             }
-            return self.presses();
+            return false;
         }
         self.helped_steps = 0;
         self.missed_steps += 1;
-        self.missed_steps >= MISSED_STEPS || self.presses()
+        self.missed_steps >= MISSED_STEPS && self.running() >= self.patient_until
     }
 
+    /// True when the arena costs the process's peak again and again: the heap serves better then, until there is another plan.
     fn presses(&self) -> bool {
         HEAP.pressures() - self.pressures >= PRESSURES
     }

@@ -1,9 +1,8 @@
 //! The way of a request: which go to the backend at once, which are served from the plan, which are recorded.
 //!
-//! A few words decide on the hot path. Requests below the *threshold* go to the backend; it is larger than any request
-//! while there is nothing to plan or record. Addresses outside the *watched range* are freed by the backend; it is
-//! empty at first, everything while recording, and else the arena, once there is one. Whatever passes these comes to the
-//! functions here, which are generic over the backend and used by [`StatisticAllocator`](crate::StatisticAllocator)
+//! A few words decide on the hot path. Requests below the *threshold* go to the backend. Addresses outside the *watched
+//! range* are freed by the backend; it is empty at first, everything while recording, and else that of the arena and the
+//! large heap, once it is open. Whatever passes these comes to the functions here, which are generic over the backend and used by [`StatisticAllocator`](crate::StatisticAllocator)
 //! and by the library that is preloaded.
 
 use crate::arena::{Arena, GRANULE_MIN_SHIFT, Released};

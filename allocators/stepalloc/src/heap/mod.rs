@@ -41,7 +41,7 @@ const HALF_MOST: u64 = 1 << 40;
 const COMMIT_LEAST: usize = 1 << 20;
 const COMMIT_MOST: usize = 64 << 20;
 /// Fewer pages are given back, and not moved: either costs a system call.
-const MOVE_LEAST: u32 = 16;
+const MOVE_LEAST: u32 = 8;
 /// A block of so many bytes moves its pages where it cannot grow in place; a smaller one is copied in less time.
 const REMAP_LEAST: usize = 128 << 10;
 /// A block that shrinks keeps a tail of fewer bytes.

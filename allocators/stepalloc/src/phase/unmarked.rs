@@ -472,10 +472,10 @@ impl Engine {
         if let Some(figures) = counted
             && matches!(self.work, Work::None)
         {
-            let (little, misses) = (self.serves_too_little(&figures), self.misses(&figures));
-            if misses && HEAP.is_open() {
+            let leaves = self.serves_too_little(&figures) | self.has_changed(&figures);
+            if self.presses() {
                 self.leave_plan(&settings);
-            } else if little || misses && self.running() >= self.patient_until {
+            } else if leaves {
                 self.missed_steps = 0;
                 self.listen_again(&settings);
             }
