@@ -107,7 +107,7 @@ fn ends_with_the_line(case: &str) {
     for backend in BACKENDS {
         let ended = run(case, Phase::Planned, backend).with_status(128 + libc::SIGABRT);
         let [line] = ended.ours()[..] else { panic!("{backend}: not one line: {}", ended.err()) };
-        assert!(line.contains("no block of the arena starts (freed twice?)"), "{backend}: {line}");
+        assert!(line.contains("where no block starts (freed twice?)"), "{backend}: {line}");
     }
 }
 

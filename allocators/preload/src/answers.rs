@@ -4,7 +4,7 @@ use crate::underneath::{Underneath, chosen, glibc_mallopt, glibc_trim, next};
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
 use statistic::Backend;
-use statistic::backend::Kind;
+use statistic::backend::{Glibc, Kind};
 use statistic::os::{Text, say};
 
 fn is_glibc() -> bool {
@@ -28,6 +28,7 @@ pub extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
     if !is_glibc() {
         return 0;
     }
+    Glibc::is_told();
     glibc_mallopt(parameter, value)
 }
 

@@ -9,7 +9,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use statistic::Backend;
-use statistic::backend::{Jemalloc, Kind, Mimalloc, Retention};
+use statistic::backend::{Glibc, Jemalloc, Kind, Mimalloc, Retention};
 use std::alloc::{GlobalAlloc, Layout};
 
 unsafe extern "C" {
@@ -51,8 +51,7 @@ static GLIBC: Functions = Functions {
     trim: || {
         glibc_trim(0);
     },
-    // What a plan needs is the large heap's; glibc's own thresholds serve small blocks well.
-    retain: |_| {},
+    retain: |retention| Glibc::retain_by(glibc_mallopt, retention),
 };
 
 static JEMALLOC: Functions = Functions {

@@ -3,6 +3,7 @@
 use super::{Backend, NATURAL_ALIGN, Retention, reallocate_by_copy};
 use core::ffi::c_int;
 use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The backend `glibc`. Its tuning by environment (`GLIBC_TUNABLES`, `MALLOC_*_`) works as ever.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,14 +33,53 @@ impl Glibc {
             (libc::M_ARENA_MAX, tuning.arena_max),
         ];
         parameters.into_iter().all(|(parameter, value)| {
-            // SAFETY: mallopt takes any numbers and says whether they were good.
-            value.is_none_or(|value| unsafe { libc::mallopt(parameter, value) == 1 })
+            value.is_none_or(|value| {
+                Self::is_told();
+                // SAFETY: mallopt takes any numbers and says whether they were good.
+                unsafe { libc::mallopt(parameter, value) == 1 }
+            })
         })
+    }
+
+    /// The program sets a parameter of `mallopt` itself: they are left to it from now on.
+    pub fn is_told() {
+        IS_TOLD.store(true, Relaxed);
+    }
+
+    /// [`Backend::retain`] by the C library's own `mallopt`, where nobody else has tuned it.
+    ///
+    /// By itself glibc keeps twice the largest mapped block that was freed at the top of its heap. It gets no large blocks any more where a
+    /// plan or the large heap serves them, so it would give the top back, and fault it in again, in each step.
+    pub fn retain_by(mallopt: impl Fn(c_int, c_int) -> c_int, retention: Retention) {
+        if IS_TOLD.load(Relaxed) || is_tuned() {
+            return;
+        }
+        match retention {
+            Retention::Default => {}
+            Retention::Immediate => {
+                mallopt(libc::M_MMAP_THRESHOLD, LEAST_THRESHOLD);
+                mallopt(libc::M_TRIM_THRESHOLD, LEAST_THRESHOLD);
+            }
+            Retention::Retain => _ = mallopt(libc::M_TRIM_THRESHOLD, MOST_TRIM_THRESHOLD),
+        }
     }
 }
 
 /// Where glibc's thresholds begin. (`DEFAULT_MMAP_THRESHOLD_MIN`.)
 const LEAST_THRESHOLD: c_int = 128 << 10;
+/// Where its threshold for trimming ends, if it follows the program. (Twice `DEFAULT_MMAP_THRESHOLD_MAX`.)
+const MOST_TRIM_THRESHOLD: c_int = 64 << 20;
+
+/// The program has set a parameter of `mallopt`.
+static IS_TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Whether the user's environment tunes glibc.
+fn is_tuned() -> bool {
+    [c"MALLOC_MMAP_THRESHOLD_", c"MALLOC_TRIM_THRESHOLD_", c"MALLOC_TOP_PAD_", c"MALLOC_MMAP_MAX_"]
+        .into_iter()
+        .any(|name| crate::os::environment(name).is_some())
+        || crate::os::environment_has(c"GLIBC_TUNABLES", b"glibc.malloc.")
+}
 
 // SAFETY: malloc's contract is that of the trait.
 unsafe impl Backend for Glibc {
@@ -53,13 +93,8 @@ unsafe impl Backend for Glibc {
     }
 
     fn retain(retention: Retention) {
-        if retention == Retention::Immediate {
-            // Setting them ends glibc's own adaptation, which would raise them.
-            for parameter in [libc::M_MMAP_THRESHOLD, libc::M_TRIM_THRESHOLD] {
-                // SAFETY: mallopt takes any numbers.
-                unsafe { libc::mallopt(parameter, LEAST_THRESHOLD) };
-            }
-        }
+        // SAFETY: mallopt takes any numbers.
+        Self::retain_by(|parameter, value| unsafe { libc::mallopt(parameter, value) }, retention);
     }
 
     #[inline]

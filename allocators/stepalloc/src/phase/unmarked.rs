@@ -18,7 +18,7 @@ use crate::misses::MISSES;
 use crate::os;
 use crate::recorder::RECORDER;
 use crate::route::{self, STATE, UNFIT, UNFIT_MOST, Watch};
-use crate::settings::{Large, Settings};
+use crate::settings::{self, Settings};
 use crate::statistics::StepFigures;
 use core::sync::atomic::Ordering::*;
 use std::sync::Arc;
@@ -145,15 +145,15 @@ pub(super) fn within_allocation<R>(body: impl FnOnce(&mut Engine) -> R) -> Optio
 }
 
 impl Engine {
+    /// Says nothing of bad settings: nearly every process asks for some large block.
     fn open_heap(&mut self) {
-        let settings = self.settings();
         // Both lie in one range, or the arena has its own.
-        if !settings.enabled || settings.large == Large::Backend || STATE.arena.is_open() {
+        if STATE.arena.is_open() {
             HEAP.disable();
         } else {
-            HEAP.open(settings.min_bytes);
+            HEAP.open(settings::least_bytes());
         }
-        route::refresh(settings.min_bytes);
+        route::refresh(route::threshold());
     }
 
     /// The program marks its steps: what was found is forgotten.
