@@ -48,27 +48,44 @@ RIVALS = {
 OURS = {f"stepalloc/{backend}": {"STEPALLOC_BACKEND": backend} for backend in ("glibc", "jemalloc", "mimalloc")}
 HUGE = {f"stepalloc/glibc {name}": {"STEPALLOC_BACKEND": "glibc", "STEPALLOC_HUGEPAGES": setting}
         for name, setting in (("no huge pages", "0"), ("huge pages", "1"))}
+PYTHON = "/usr/bin/python3"
 WORKLOADS = "recommender,mlp,transformer,convnet,varlen"
 # Those in which what a step asks for is not always the same.
 VARYING = ("varlen", "recommender")
 
+# Steps before which page faults are the warm-up's; of the workload of several lengths, their second round begins with the fifth.
+WARM_UP = 3
+
 # Run in the measured process: the workload as __main__, which waits for its turn when it reads its clock before a step, and
-# tells the CPU time of the step when it reads it after that.
+# tells the CPU time of the step when it reads it after that. The workload has VmHWM begin anew at half time; what it was
+# before is noted, and a line of JSON more says what it was over the whole run, and the page faults of each step.
 DRIVER = """
-import os, runpy, sys, time
-clock, go, done, before = time.perf_counter, int(sys.argv.pop(1)), int(sys.argv.pop(1)), None
+import builtins, json, os, resource, runpy, sys, time
+clock, go, done, before, opened = time.perf_counter, int(sys.argv.pop(1)), int(sys.argv.pop(1)), None, builtins.open
+most, faults = 0, []
 def noted():
-    global before
+    global before, faults_before
+    count = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     if before is None:
         os.read(go, 1)
-        before = time.process_time_ns()
+        before, faults_before = time.process_time_ns(), count
     else:
         os.write(done, b"%d\\n" % (time.process_time_ns() - before))
         before = None
+        faults.append(count - faults_before)
     return clock()
-time.perf_counter = noted
+def peak():
+    with opened("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
+def watched(name, *rest, **named):
+    global most
+    if name == "/proc/self/clear_refs":
+        most = peak()
+    return opened(name, *rest, **named)
+time.perf_counter, builtins.open = noted, watched
 sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
+print(json.dumps({"vm_hwm_whole_mib": round(max(most, peak()) / 1024, 1), "faults": faults}))
 """
 
 
@@ -93,7 +110,7 @@ class Training:
 
     def command(self, workload, steps, marked, waits, told):
         """What is run; it reads a byte from one pipe before each step, and writes the step's CPU time to the other."""
-        command = ["/usr/bin/python3", "-c", DRIVER, str(waits), str(told), SCRIPT, workload, "--steps", str(steps)]
+        command = [PYTHON, "-c", DRIVER, str(waits), str(told), SCRIPT, workload, "--steps", str(steps)]
         return command + (["--mark"] if marked else [])
 
     def turn(self):
@@ -104,7 +121,8 @@ class Training:
         self.cpu_ms.append(int(told) / 1e6)
 
     def end(self):
-        self.result = json.loads(self.process.communicate()[0])
+        lines = self.process.communicate()[0].splitlines()
+        self.result = {key: value for line in lines for key, value in json.loads(line).items()}
         os.close(self.go)
         self.told.close()
         self.ours = json.loads(self.json.read_text()) if self.name not in RIVALS else None
@@ -141,6 +159,9 @@ class Runs:
         self.faults, self.rss, self.hwm = (statistics.median(run.result[key] for run in runs)
                                            for key in ("minor_faults_median", "vm_rss_mib", "vm_hwm_mib"))
         self.faults_max = max(run.result["minor_faults_max"] for run in runs)
+        # Of the whole run, where it says so.
+        self.hwm_whole = statistics.median(run.result.get("vm_hwm_whole_mib", 0) for run in runs)
+        self.faults_warm = max(max(run.result.get("faults", [])[WARM_UP:], default=0) for run in runs)
         self.cpu_ms = statistics.median(ms for run in runs for ms in run.cpu_ms)
         self.ratios = [ratio for run in runs for ratio in run.ratios]
         quartiles = statistics.quantiles(self.ratios, n=4)
@@ -165,16 +186,19 @@ class Runs:
 
 
 def main():
+    global PYTHON
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--workloads", default=WORKLOADS)
     parser.add_argument("--allocators", help=f"of {', '.join([*RIVALS, *OURS, *HUGE])}; all but the last two by default")
     parser.add_argument("--mark", action="store_true")
+    parser.add_argument("--python", default=PYTHON, help="one that has torch; Debian's by default")
     arguments = parser.parse_args()
     if arguments.runs < 1 or arguments.steps < 4:
         sys.exit("--runs: 1 at least; --steps: 4 at least")
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+    PYTHON = arguments.python
     names = arguments.allocators.split(",") if arguments.allocators else [*RIVALS, *OURS]
     for given, known in (names, [*RIVALS, *OURS, *HUGE]), (arguments.workloads.split(","), WORKLOADS.split(",")):
         if unknown := set(given) - set(known):
@@ -186,11 +210,12 @@ def main():
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(["workload", "allocator", "runs", "cpu_ms_per_step", "cpu_ratio", "cpu_ratio_error", "cpu_to_best",
                   "cpu_to_best_error", "minor_faults_median",
-                  "minor_faults_max", "vm_rss_mib", "vm_hwm_mib", "arena_mib", "arena_to_bound", "fallback_percent",
+                  "minor_faults_max", "vm_rss_mib", "vm_hwm_mib", "vm_hwm_whole_mib", "minor_faults_from_fourth_max", "arena_mib", "arena_to_bound", "fallback_percent",
                   "loss"])
     failed = False
-    arena_to_bound = lambda ours: ours["arena_bytes"] / ours["lower_bound_bytes"]
-    fallback_percent = lambda ours: 100 * ours["last_steps"]["fallback_bytes"] / ours["last_steps"]["planned_bytes"]
+    # Without a plan there is neither.
+    arena_to_bound = lambda ours: ours["arena_bytes"] / max(ours["lower_bound_bytes"], 1)
+    fallback_percent = lambda ours: 100 * ours["last_steps"]["fallback_bytes"] / max(ours["last_steps"]["planned_bytes"], 1)
     for workload in arguments.workloads.split(","):
         runs = [train(workload, arguments.steps, names, arguments.mark) for _ in range(arguments.runs)]
         results = [Runs(of_one) for of_one in zip(*runs)]
@@ -202,7 +227,7 @@ def main():
                 ours = [f"{t.of_ours(lambda ours: ours['arena_bytes']) / 2**20:.1f}", f"{t.of_ours(arena_to_bound):.4f}",
                         f"{t.of_ours(fallback_percent):.3f}"]
             out.writerow([workload, t.name, arguments.runs, f"{t.cpu_ms:.1f}", f"{t.ratio:.4f}", f"{t.error:.4f}", *best, t.faults,
-                          t.faults_max, t.rss, t.hwm, *ours, " ".join(sorted(t.losses))])
+                          t.faults_max, t.rss, t.hwm, t.hwm_whole, t.faults_warm, *ours, " ".join(sorted(t.losses))])
         sys.stdout.flush()
         floor = [t.hwm for t in results if t.name == FLOOR]
         varying = workload in VARYING and not arguments.mark
@@ -218,7 +243,14 @@ def main():
                 f"fall-back {fallback:.2f} % (at most {most_fallback})": fallback <= most_fallback,
                 f"faults median {t.faults:.1f} (at most {t.faults_max}; faults.sh tells whose)": t.faults <= most_faults,
                 "losses equal": equal,
+                "planned": all(ours["phase"] == "planned" for ours in t.ours),
             }
+            whole = t.hwm_whole / min(rival.hwm_whole for rival in rivals)
+            figures[f"VmHWM of the whole run {whole:.3f} x the lowest rival's"] = whole <= 1.02
+            figures[f"faults from the fourth step on at most {t.faults_warm}"] = t.faults_warm <= 100
+            if floor:
+                whole = t.hwm_whole / next(one.hwm_whole for one in results if one.name == FLOOR)
+                figures[f"VmHWM of the whole run {whole:.3f} x that of {FLOOR}"] = whole <= 1.03
             if floor:
                 figures[f"VmHWM {t.hwm / floor[0]:.3f} x that of {FLOOR}"] = t.hwm <= 1.01 * floor[0]
             failed |= not all(figures.values())

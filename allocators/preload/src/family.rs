@@ -96,9 +96,11 @@ pub unsafe extern "C" fn free(block: *mut c_void) {
 /// # Safety
 /// As for `free`; `offset` is the block's in the watched range.
 unsafe extern "C" fn free_watched(block: *mut c_void, offset: usize) {
-    if !route::release_at(offset) {
-        // SAFETY: the caller's promise.
-        unsafe { free_otherwise(block) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !route::release_at(offset) {
+            free_otherwise(block);
+        }
     }
 }
 

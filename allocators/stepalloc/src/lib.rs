@@ -68,7 +68,7 @@
 //!
 //! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and
 //! plan (by stepalloc-planner; `kept` in a file) -> `matcher` which slot -> `arena` is
-//! it free, by `cells` and `granules`, in its [`Region`]; `heap` what no plan serves; `alloc` and [`route`] the way of a request; [`backend`] what is underneath; [`os`] every
+//! it free, by `cells` and `granules`, in its [`Region`]; `heap` what no plan serves; `alloc` and `route` the way of a request; [`backend`] what is underneath; [`os`] every
 //! system call.
 
 mod alloc;
@@ -89,6 +89,7 @@ pub mod os;
 mod phase;
 mod recorder;
 mod region;
+#[doc(hidden)]
 pub mod route;
 mod settings;
 mod statistics;

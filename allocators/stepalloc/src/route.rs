@@ -24,22 +24,28 @@ use core::cell::Cell;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
+/// A word of the hot path, which the preloaded library's assembly reads by its address. Only this module writes it: whoever else could would
+/// have blocks freed by the wrong owner.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Word(AtomicUsize);
+
 /// The least size in bytes that does not go to the backend at once. 0 until the allocator is first used, so that the
 /// first request comes here and names the backend.
-pub static THRESHOLD: AtomicUsize = AtomicUsize::new(0);
+pub static THRESHOLD: Word = Word(AtomicUsize::new(0));
 /// The threshold while there is nothing to plan or record: no address space holds such a block, and the way out of line
 /// can say so as its caller wants.
 const CLOSED: usize = 1 << 47;
 /// The end of the watched range. Addresses from here on, which are nearly all where the arena lies low, are the
 /// backend's.
-pub static WATCHED_END: AtomicUsize = AtomicUsize::new(0);
+pub static WATCHED_END: Word = Word(AtomicUsize::new(0));
 /// What added to an address of the watched range gives its offset there, and to others no less than
 /// [`WATCHED_BYTES`]. Offsets are those in the arena where a plan serves and nothing is recorded. Else they are one byte
 /// more, where no block starts, so that no free passes unrecorded. (Not more than a byte: these words are read one after
 /// the other while they change, and any mixture of old and new ones must watch all blocks of the arena.)
-pub static WATCHED_NEGATED: AtomicUsize = AtomicUsize::new(1);
+pub static WATCHED_NEGATED: Word = Word(AtomicUsize::new(1));
 /// Bytes of the watched range.
-pub static WATCHED_BYTES: AtomicUsize = AtomicUsize::new(0);
+pub static WATCHED_BYTES: Word = Word(AtomicUsize::new(0));
 
 /// The process's state, in one place, so that a planned request finds all of it from one address.
 pub(crate) static STATE: State =
@@ -90,7 +96,7 @@ static BACKEND: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
 /// The least size in bytes of which requests come to [`allocate`]; smaller ones are the backend's alone.
 #[inline(always)]
 pub fn threshold() -> usize {
-    THRESHOLD.load(Relaxed)
+    THRESHOLD.0.load(Relaxed)
 }
 
 /// True for addresses that must be freed by [`deallocate`]; others are the backend's alone.
@@ -102,8 +108,8 @@ pub fn watches(address: usize) -> bool {
 /// The offset of an address in the watched range, for [`release_at`]; `None` where it is the backend's alone.
 #[inline(always)]
 pub fn watched_offset(address: usize) -> Option<usize> {
-    let offset = address.wrapping_add(WATCHED_NEGATED.load(Relaxed));
-    (address < WATCHED_END.load(Relaxed) && offset < WATCHED_BYTES.load(Relaxed)).then_some(offset)
+    let offset = address.wrapping_add(WATCHED_NEGATED.0.load(Relaxed));
+    (address < WATCHED_END.0.load(Relaxed) && offset < WATCHED_BYTES.0.load(Relaxed)).then_some(offset)
 }
 
 /// True for the address of every block in the arena and in the large heap.
@@ -161,15 +167,15 @@ pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
         None => (1, 0, 0),
     };
     // First the range, then the mode: whoever is handed a block of the arena must find its address watched.
-    WATCHED_NEGATED.store(negated, Release);
-    WATCHED_BYTES.store(watched, Release);
-    WATCHED_END.store(end, Release);
+    WATCHED_NEGATED.0.store(negated, Release);
+    WATCHED_BYTES.0.store(watched, Release);
+    WATCHED_END.0.store(end, Release);
     let _ = STATE
         .mode
         .fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING | LISTENING) | flags));
     // Blocks of the arena and the heap, once there are any, must be freed there.
     let closed = flags == 0 && !tracing && range.is_none() && !HEAP.is_unopened();
-    THRESHOLD.store(if closed { CLOSED } else { min_bytes }, Release);
+    THRESHOLD.0.store(if closed { CLOSED } else { min_bytes }, Release);
 }
 
 /// The addresses that are ours: those of the arena and the large heap, or the arena's alone; its first is the arena's.
@@ -237,7 +243,7 @@ pub(crate) fn attached() -> Option<&'static Attached> {
 
 /// Names the backend to the engine.
 #[cold]
-pub fn attach<B: Backend>() {
+fn attach<B: Backend>() {
     B::begin();
     if settings::listen_from().is_none() || settings::leaves_large_to_backend() {
         HEAP.disable();
@@ -245,7 +251,7 @@ pub fn attach<B: Backend>() {
     BACKEND.store(ptr::from_ref(Attached::of::<B>()).cast_mut(), Release);
     // The engine may have set it already.
     let min_bytes = settings::listen_from();
-    if THRESHOLD.compare_exchange(0, min_bytes.unwrap_or(CLOSED), Release, Relaxed).is_ok()
+    if THRESHOLD.0.compare_exchange(0, min_bytes.unwrap_or(CLOSED), Release, Relaxed).is_ok()
         && min_bytes.is_some()
     {
         STATE.mode.fetch_or(LISTENING, Release);
@@ -257,10 +263,10 @@ pub fn attach<B: Backend>() {
         STATE.mode.fetch_or(TRACING, Release);
         // As `set` does where everything is watched.
         let base = range().map_or(0, |(base, _)| base);
-        WATCHED_NEGATED.store(base.wrapping_neg().wrapping_add(1), Release);
-        WATCHED_BYTES.store(usize::MAX, Release);
-        WATCHED_END.store(usize::MAX, Release);
-        THRESHOLD.fetch_min(settings::least_bytes(), Release);
+        WATCHED_NEGATED.0.store(base.wrapping_neg().wrapping_add(1), Release);
+        WATCHED_BYTES.0.store(usize::MAX, Release);
+        WATCHED_END.0.store(usize::MAX, Release);
+        THRESHOLD.0.fetch_min(settings::least_bytes(), Release);
     }
     STATE.mode.fetch_or(ATTACHED, Release);
 }
@@ -498,9 +504,11 @@ unsafe fn allocate_watched<B: Backend>(size: usize, align: usize, zeroed: bool) 
 /// The block is live, and `size` and `align` are its own.
 #[inline]
 pub unsafe fn deallocate<B: Backend>(block: *mut u8, size: usize, align: usize) {
-    if !release_at((block as usize).wrapping_add(WATCHED_NEGATED.load(Relaxed))) {
-        // SAFETY: the caller's promise.
-        unsafe { deallocate_otherwise::<B>(block, size, align) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !release_at((block as usize).wrapping_add(WATCHED_NEGATED.0.load(Relaxed))) {
+            deallocate_otherwise::<B>(block, size, align);
+        }
     }
 }
 
@@ -516,8 +524,11 @@ unsafe fn deallocate_otherwise<B: Backend>(block: *mut u8, size: usize, align: u
 
 /// Frees the block at an offset in the watched range, without asking for its size; `false`, and nothing done, where neither
 /// the arena nor the large heap has one there, or it must be recorded.
+///
+/// # Safety
+/// Where a live block starts there, it is the caller's to free.
 #[inline(always)]
-pub fn release_at(offset: usize) -> bool {
+pub unsafe fn release_at(offset: usize) -> bool {
     STATE.arena.release_at(offset) || release_extent(offset)
 }
 

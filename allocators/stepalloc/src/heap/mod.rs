@@ -1,12 +1,13 @@
 //! The large heap: where blocks come from that no plan serves, from the first request on.
 //!
 //! Blocks of [`LEAST_BYTES`] and more are *extents*: whole pages of one range of addresses, which is chosen once and mapped as it is used,
-//! so that limits of the address space count what the program needs. There is no header; a block is known by its address. Free extents are joined with their neighbours and placed by [`extents`]; which of their pages stay
-//! resident is decided by [`retention`]; what is known of each page stands in [`pages`].
+//! so that limits of the address space count what the program needs. There is no header; a block is known by its address. Free extents are
+//! joined with their neighbours and placed by [`extents`]; which of their pages stay resident is decided by [`retention`]; what is known of
+//! each page stands in [`pages`].
 //!
 //! The range's first half is the arena's, its second half the heap's, so that one comparison says whether an address is ours, and pages
-//! can change from one to the other: when a plan comes into force, the arena's first pages are those that the heap has free
-//! ([`Heap::fill`]). The kernel moves them by `mremap`, without a fault and without a copy. Likewise where the heap would grow beyond its
+//! can change from one to the other: when a plan comes into force, slots get the pages that the heap has free ([`Heap::fill`]), and when it
+//! is left, the heap gets them back ([`Heap::adopt`]). The kernel moves them by `mremap`, without a fault and without a copy. Likewise where the heap would grow beyond its
 //! peak, free pages move under the new block, and a block that grows where its neighbour is taken moves to the end of the range.
 //!
 //! One short lock, without a page fault under it and without a system call but for the range's rare growth. An allocation that does not get
@@ -34,12 +35,12 @@ use retention::Retention;
 /// The least block in bytes: eight small pages, so that rounding to pages takes an eighth at most.
 pub(crate) const LEAST_BYTES: usize = 32 << 10;
 /// The heap's addresses are twice as many as the machine has memory, and as many are the arena's. They cost a table of a 500th, in addresses
-/// too, of which as much is touched as is used.
+/// too, of which as much is touched as is used. At most so many that the range ends before mimalloc's areas begin (2 TiB).
 const HALF_LEAST: u64 = 1 << 36;
-const HALF_MOST: u64 = 1 << 40;
+const HALF_MOST: u64 = 1 << 39;
 /// The heap is mapped by an eighth of what is, and by so many bytes at least and at most.
-const COMMIT_LEAST: usize = 1 << 20;
-const COMMIT_MOST: usize = 64 << 20;
+const MAP_LEAST: usize = 1 << 20;
+const MAP_MOST: usize = 64 << 20;
 /// Fewer pages are given back, and not moved: either costs a system call.
 const MOVE_LEAST: u32 = 8;
 /// A block of so many bytes moves its pages where it cannot grow in place; a smaller one is copied in less time.
@@ -67,6 +68,8 @@ pub(crate) struct Heap {
     base: AtomicUsize,
     /// Its bytes, and those of the range before it; 0 while closed.
     bytes: AtomicUsize,
+    /// Those of them that are mapped. Who maps something behind them, by naming the address, is nobody of ours.
+    mapped: AtomicUsize,
     /// The least size it serves now: 0 before it was asked for the first time, all ones where it serves none.
     least: AtomicUsize,
     state: AtomicU8,
@@ -171,6 +174,7 @@ impl Heap {
         Self {
             base: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
+            mapped: AtomicUsize::new(0),
             least: AtomicUsize::new(0),
             state: AtomicU8::new(UNOPENED),
             blocks: Blocks::none(),
@@ -261,8 +265,9 @@ impl Heap {
     /// Whether an address is in the heap, block or not.
     #[inline]
     pub(crate) fn contains(&self, address: usize) -> bool {
-        let bytes = self.bytes.load(Acquire);
-        address.wrapping_sub(self.base.load(Relaxed)) < bytes
+        // In this order: whoever finds bytes mapped finds where.
+        let mapped = self.mapped.load(Acquire);
+        address.wrapping_sub(self.base.load(Relaxed)) < mapped
     }
 
     #[inline(always)]
@@ -835,7 +840,7 @@ impl Table {
         let end = end as u32;
         if end > self.mapped {
             let most = heap.bytes.load(Relaxed) - self.mapped as usize * PAGE;
-            let step = (self.mapped as usize * PAGE / 8).clamp(COMMIT_LEAST, COMMIT_MOST) & !(PAGE - 1);
+            let step = (self.mapped as usize * PAGE / 8).clamp(MAP_LEAST, MAP_MOST) & !(PAGE - 1);
             let least = (end - self.mapped) as usize * PAGE;
             let start = heap.address(self.mapped);
             let tried = [least.max(step).min(most), least];
@@ -843,6 +848,7 @@ impl Table {
                 return false;
             };
             self.mapped += (bytes / PAGE) as u32;
+            heap.mapped.store(self.mapped as usize * PAGE, Release);
         }
         self.end = self.end.max(end);
         true
