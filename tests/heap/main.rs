@@ -13,6 +13,7 @@
 //! - `lifetimes`: blocks that outlive their step, double buffers, vectors that grow;
 //! - `limits`: bounded arenas, address space that runs out, forks;
 //! - `large`: the large heap, before a plan and beside it;
+//! - `panics`: a panic of the engine's own;
 //! - `rhythm`: steps that nobody marks;
 //! - `settings`: bad values and the statistics signal;
 //! - `stall`: what a boundary costs the step's own thread.
@@ -24,6 +25,7 @@ mod limits;
 mod model;
 mod one_size;
 mod operations;
+mod panics;
 mod phases;
 mod process;
 mod program;

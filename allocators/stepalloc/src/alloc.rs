@@ -22,7 +22,8 @@ impl<B: Backend> StatisticAllocator<B> {
 }
 
 // SAFETY: the backend keeps GlobalAlloc's contract by that of `Backend`; the arena hands out disjoint live blocks, long
-// enough and aligned, and takes back those it made. Nothing unwinds: what could is out of the allocation path.
+// enough and aligned, and takes back those it made. Nothing unwinds: the engine catches panics of its own, and what else is called here is the
+// backend's, or ends the process (a panic in an `extern "C"` function aborts).
 unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -31,7 +32,7 @@ unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
             if layout.size() < route::threshold() {
                 return B::allocate(layout.size(), layout.align());
             }
-            allocate::<B>(layout)
+            allocate::<B>(layout.size(), layout.align())
         }
     }
 
@@ -42,7 +43,7 @@ unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
             if layout.size() < route::threshold() {
                 return B::allocate_zeroed(layout.size(), layout.align());
             }
-            route::allocate_zeroed::<B>(layout.size(), layout.align())
+            allocate_zeroed::<B>(layout.size(), layout.align())
         }
     }
 
@@ -54,7 +55,7 @@ unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
             if layout.size() < route::threshold() {
                 return B::deallocate(block, layout.size(), layout.align());
             }
-            deallocate::<B>(block, layout);
+            deallocate::<B>(block, layout.size(), layout.align());
         }
     }
 
@@ -65,21 +66,38 @@ unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
             if layout.size().max(new_size) < route::threshold() {
                 return B::reallocate(block, layout.size(), layout.align(), new_size);
             }
-            route::reallocate::<B>(block, layout.size(), layout.align(), new_size)
+            reallocate::<B>(block, layout.size(), layout.align(), new_size)
         }
     }
 }
 
-/// The way for what may be planned, out of line: programs allocate in many places.
+/// The way of large blocks, out of line: programs allocate in many places.
 #[inline(never)]
-unsafe fn allocate<B: Backend>(layout: Layout) -> *mut u8 {
-    // SAFETY: a layout's alignment is a power of two.
-    unsafe { route::allocate::<B>(layout.size(), layout.align()) }
+unsafe extern "C" fn allocate<B: Backend>(size: usize, align: usize) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe { route::allocate::<B>(size, align) }
+}
+
+/// As [`allocate`].
+unsafe extern "C" fn allocate_zeroed<B: Backend>(size: usize, align: usize) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe { route::allocate_zeroed::<B>(size, align) }
 }
 
 /// As [`allocate`].
 #[inline(never)]
-unsafe fn deallocate<B: Backend>(block: *mut u8, layout: Layout) {
+unsafe extern "C" fn deallocate<B: Backend>(block: *mut u8, size: usize, align: usize) {
     // SAFETY: the caller's promise.
-    unsafe { route::deallocate::<B>(block, layout.size(), layout.align()) }
+    unsafe { route::deallocate::<B>(block, size, align) }
+}
+
+/// As [`allocate`].
+unsafe extern "C" fn reallocate<B: Backend>(
+    block: *mut u8,
+    size: usize,
+    align: usize,
+    new_size: usize,
+) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe { route::reallocate::<B>(block, size, align, new_size) }
 }

@@ -1,6 +1,6 @@
 //! The collector: turns the recorder's log into the needs of a step, and these into a proposal for the matcher.
 //!
-//! It works on whole steps, between boundaries, in the thread of the step or beside it (see [`mod@crate::phase`]); it is
+//! It works on whole steps, between boundaries, in the thread of the step or beside it (see [`crate::engine`]); it is
 //! ordinary code that allocates, and runs where allocations go to the backend unrecorded.
 
 use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};

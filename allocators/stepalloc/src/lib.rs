@@ -76,6 +76,9 @@ mod arena;
 pub mod backend;
 mod cells;
 mod collector;
+mod engine;
+#[doc(hidden)]
+pub mod fail_point;
 mod found;
 mod granules;
 mod heap;
@@ -86,7 +89,7 @@ mod lock;
 mod matcher;
 mod misses;
 pub mod os;
-mod phase;
+mod policy;
 mod recorder;
 mod region;
 #[doc(hidden)]
@@ -94,6 +97,7 @@ pub mod route;
 mod settings;
 mod statistics;
 mod step;
+mod switches;
 pub mod tracer;
 
 pub use alloc::StatisticAllocator;
@@ -104,9 +108,9 @@ pub use backend::{Glibc, GlibcTuning};
 pub use backend::{Jemalloc, JemallocTuning};
 #[cfg(feature = "mimalloc")]
 pub use backend::{Mimalloc, MimallocOption};
+pub use engine::{boundary, disable, initialise, phase, release, statistics};
 pub use kept::{PLAN_MAGIC, PlanFileError, PlansOfFile, plan_class, read_plans};
 pub use misses::{Miss, Reason};
-pub use phase::{boundary, disable, initialise, phase, release, statistics};
 pub use region::Region;
 pub use settings::{HugePages, Large, Settings};
 pub use statistics::{LastSteps, Phase, Statistics};

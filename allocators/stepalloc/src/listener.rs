@@ -37,7 +37,7 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    const fn closed() -> Self {
+    pub(crate) const fn closed() -> Self {
         Self {
             entries: AtomicPtr::new(ptr::null_mut()),
             head: AtomicU64::new(0),

@@ -60,10 +60,10 @@ impl Lock {
             return None;
         }
         let mut tried = 0;
-        let mut torn = false;
+        let mut poisoned = false;
         while let Err(holder) = self.holder.compare_exchange(0, process, Acquire, Relaxed) {
             if holder != process && self.holder.compare_exchange(holder, process, Acquire, Relaxed).is_ok() {
-                torn = true;
+                poisoned = true;
                 break;
             }
             tried += 1;
@@ -79,9 +79,15 @@ impl Lock {
                 os::yield_now();
             }
         }
-        // Only one thread of this process changed `holder` to this process, and it is changed back below.
-        let result = body(torn);
-        self.holder.store(0, Release);
-        Some(result)
+        /// Frees the lock, also by a panic.
+        struct Held<'a>(&'a AtomicU32);
+        impl Drop for Held<'_> {
+            fn drop(&mut self) {
+                self.0.store(0, Release);
+            }
+        }
+        // Only one thread of this process changed `holder` to this process.
+        let _held = Held(&self.holder);
+        Some(body(poisoned))
     }
 }

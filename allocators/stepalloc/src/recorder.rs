@@ -57,7 +57,7 @@ struct Entry {
 }
 
 impl Recorder {
-    const fn closed() -> Self {
+    pub(crate) const fn closed() -> Self {
         Self {
             entries: AtomicPtr::new(ptr::null_mut()),
             capacity: AtomicUsize::new(0),

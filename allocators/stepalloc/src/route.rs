@@ -1,115 +1,38 @@
-//! The way of a request: which go to the backend at once, which are served from the plan, which are recorded.
+//! The dispatch of requests: which are served from the plan, which by the large heap, which are recorded.
 //!
-//! A few words decide on the hot path. Requests below the *threshold* go to the backend. Addresses outside the *watched
-//! range* are freed by the backend; it is empty at first, everything while recording, and else that of the arena and the
-//! large heap, once it is open. Whatever passes these comes to the functions here, which are generic over the backend and used by [`StatisticAllocator`](crate::StatisticAllocator)
-//! and by the library that is preloaded.
+//! The [switches](crate::switches) send requests here, small ones and frees of the backend's blocks excepted. All functions are generic over
+//! the backend, and used by [`StatisticAllocator`](crate::StatisticAllocator) and by the library that is preloaded.
 
-use crate::arena::{Arena, GRANULE_MIN_SHIFT, Released};
-use crate::backend::{Backend, Retention};
+use crate::arena::{GRANULE_MIN_SHIFT, Released};
+use crate::backend::{self, Backend};
 use crate::cells::{Half, Slot};
 use crate::collector;
+use crate::engine;
 use crate::granules::Run;
 use crate::heap::HEAP;
 use crate::kept;
 use crate::listener::LISTENER;
-use crate::matcher::{Class, Match, Matcher, Quick};
+use crate::matcher::{Class, Match, Quick};
 use crate::misses::{MISSES, Reason};
 use crate::os;
-use crate::phase;
 use crate::recorder::{Event, RECORDER};
 use crate::settings;
+use crate::switches::{
+    self, ATTACHED, FILLING, FLAGS, MISS_LIMIT, MISSES_IN_STEP, PLANNED, RECORDING, SAMPLED, SAMPLING,
+    SERVING, STATE, TRACING,
+};
 use crate::tracer::{TRACER, Traced};
-use core::cell::Cell;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicU64, Ordering::*};
 
-/// A word of the hot path, which the preloaded library's assembly reads by its address. Only this module writes it: whoever else could would
-/// have blocks freed by the wrong owner.
-#[repr(transparent)]
-#[derive(Debug)]
-pub struct Word(AtomicUsize);
-
-/// The least size in bytes that does not go to the backend at once. 0 until the allocator is first used, so that the
-/// first request comes here and names the backend.
-pub static THRESHOLD: Word = Word(AtomicUsize::new(0));
-/// The threshold while there is nothing to plan or record: no address space holds such a block, and the way out of line
-/// can say so as its caller wants.
-const CLOSED: usize = 1 << 47;
-/// The end of the watched range. Addresses from here on, which are nearly all where the arena lies low, are the
-/// backend's.
-pub static WATCHED_END: Word = Word(AtomicUsize::new(0));
-/// What added to an address of the watched range gives its offset there, and to others no less than
-/// [`WATCHED_BYTES`]. Offsets are those in the arena where a plan serves and nothing is recorded. Else they are one byte
-/// more, where no block starts, so that no free passes unrecorded. (Not more than a byte: these words are read one after
-/// the other while they change, and any mixture of old and new ones must watch all blocks of the arena.)
-pub static WATCHED_NEGATED: Word = Word(AtomicUsize::new(1));
-/// Bytes of the watched range.
-pub static WATCHED_BYTES: Word = Word(AtomicUsize::new(0));
-
-/// The process's state, in one place, so that a planned request finds all of it from one address.
-pub(crate) static STATE: State =
-    State { mode: AtomicU32::new(0), matcher: Matcher::empty(), arena: Arena::closed() };
-
-/// What planned requests read.
-pub(crate) struct State {
-    /// What the functions here do: a set of the flags below; above them the number of threads that are working for the
-    /// allocator itself now, whose requests go to the backend unrecorded.
-    mode: AtomicU32,
-    pub(crate) matcher: Matcher,
-    pub(crate) arena: Arena,
-}
-
-const SERVING: u32 = 1;
-const RECORDING: u32 = 2;
-const ATTACHED: u32 = 4;
-const LISTENING: u32 = 8;
-const TRACING: u32 = 16;
-/// A plan has come into force: its slots take over the large heap's free pages as they are claimed for the first time.
-const FILLING: u32 = 32;
-const FLAGS: u32 = 63;
-const WORKER: u32 = 64;
-/// The mode of a planned process: a plan serves, nothing is recorded or listened to, nobody works inside.
-const PLANNED: u32 = SERVING | ATTACHED;
-/// That of one that is listened to only.
-const HEARD: u32 = LISTENING | ATTACHED;
-
-std::thread_local! {
-    /// True while this thread works for the allocator itself. One byte, no destructor.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// What the engine needs of the backend in use.
-pub(crate) struct Attached {
-    pub(crate) name: fn() -> &'static str,
-    pub(crate) trim: fn(),
-    pub(crate) retain: fn(Retention),
-}
-
-/// Requests without a slot since the last boundary, in steps that nobody marks.
-pub(crate) static UNFIT: AtomicU32 = AtomicU32::new(0);
-/// More of them mean that the program has left its rhythm.
-pub(crate) static UNFIT_MOST: AtomicU32 = AtomicU32::new(u32::MAX);
-
-static BACKEND: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
-
-/// The least size in bytes of which requests come to [`allocate`]; smaller ones are the backend's alone.
-#[inline(always)]
-pub fn threshold() -> usize {
-    THRESHOLD.0.load(Relaxed)
-}
+pub use crate::switches::{
+    THRESHOLD, WATCHED_BYTES, WATCHED_END, WATCHED_NEGATED, Word, threshold, watched_offset,
+};
 
 /// True for addresses that must be freed by [`deallocate`]; others are the backend's alone.
 #[inline(always)]
 pub fn watches(address: usize) -> bool {
     watched_offset(address).is_some()
-}
-
-/// The offset of an address in the watched range, for [`release_at`]; `None` where it is the backend's alone.
-#[inline(always)]
-pub fn watched_offset(address: usize) -> Option<usize> {
-    let offset = address.wrapping_add(WATCHED_NEGATED.0.load(Relaxed));
-    (address < WATCHED_END.0.load(Relaxed) && offset < WATCHED_BYTES.0.load(Relaxed)).then_some(offset)
 }
 
 /// True for the address of every block in the arena and in the large heap.
@@ -134,180 +57,28 @@ pub fn usable_bytes(address: usize) -> usize {
     if HEAP.contains(address) { HEAP.usable_bytes(address) } else { STATE.arena.usable_bytes(address) }
 }
 
-/// What the engine wants to know of planned-size blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Watch {
-    /// Nothing.
-    Nothing,
-    /// The order of their sizes.
-    Sizes,
-    /// Every allocation and free.
-    Events,
-    /// Both.
-    All,
-}
-
-/// Opens or closes the ways here, by what the engine does now.
-pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
-    let watching = match watch {
-        Watch::Nothing => 0,
-        Watch::Sizes => LISTENING,
-        Watch::Events => RECORDING,
-        Watch::All => LISTENING | RECORDING,
-    };
-    let flags = if serving { SERVING } else { 0 } | watching;
-    let tracing = STATE.mode.load(Relaxed) & TRACING != 0;
-    let range = range();
-    let base = range.map_or(0, |(base, _)| base);
-    let (negated, watched, end) = match range {
-        _ if flags & RECORDING != 0 || tracing => {
-            (base.wrapping_neg().wrapping_add(1), usize::MAX, usize::MAX)
-        }
-        Some((base, bytes)) => (base.wrapping_neg(), bytes, base + bytes),
-        None => (1, 0, 0),
-    };
-    // First the range, then the mode: whoever is handed a block of the arena must find its address watched.
-    WATCHED_NEGATED.0.store(negated, Release);
-    WATCHED_BYTES.0.store(watched, Release);
-    WATCHED_END.0.store(end, Release);
-    let _ = STATE
-        .mode
-        .fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING | LISTENING) | flags));
-    // Blocks of the arena and the heap, once there are any, must be freed there.
-    let closed = flags == 0 && !tracing && range.is_none() && !HEAP.is_unopened();
-    THRESHOLD.0.store(if closed { CLOSED } else { min_bytes }, Release);
-}
-
-/// The addresses that are ours: those of the arena and the large heap, or the arena's alone; its first is the arena's.
-fn range() -> Option<(usize, usize)> {
-    HEAP.range().or_else(|| STATE.arena.is_open().then(|| (STATE.arena.base(), STATE.arena.reserved())))
-}
-
-/// The large heap is open now, or no more: its addresses are watched. Under the engine's lock, as [`set`].
-pub(crate) fn refresh(min_bytes: usize) {
-    let mode = STATE.mode.load(Relaxed);
-    set(mode & SERVING != 0, watch_of(mode), min_bytes);
-}
-
-/// What is watched now.
-fn watch_of(mode: u32) -> Watch {
-    match (mode & LISTENING != 0, mode & RECORDING != 0) {
-        (false, false) => Watch::Nothing,
-        (true, false) => Watch::Sizes,
-        (false, true) => Watch::Events,
-        (true, true) => Watch::All,
-    }
-}
-
-/// Ends tracing. Only who holds the engine's lock may call this: as [`set`], it must not run twice at a time.
-pub(crate) fn stop_tracing(min_bytes: usize) {
-    let mode = STATE.mode.fetch_and(!TRACING, Release);
-    if mode & TRACING != 0 {
-        set(mode & SERVING != 0, watch_of(mode), min_bytes);
-    }
-}
-
-/// Slots take over the large heap's free pages from now on, or no more.
-pub(crate) fn set_filling(filling: bool) {
-    if filling {
-        STATE.mode.fetch_or(FILLING, Release);
-    } else {
-        STATE.mode.fetch_and(!FILLING, Release);
-    }
-}
-
-/// Whether a trace is made.
-pub(crate) fn is_tracing() -> bool {
-    STATE.mode.load(Relaxed) & TRACING != 0
-}
-
-/// Ends recording and tracing in a forked child, where nobody will read the log, and forgets threads that worked for the
-/// allocator in the parent. Atomics only.
-pub(crate) fn stop_recording() {
-    let mode = STATE.mode.fetch_and(FLAGS & !(RECORDING | TRACING), Release);
-    if mode & (RECORDING | TRACING) != 0 {
-        set(mode & SERVING != 0, watch_of(mode & !RECORDING), threshold());
-    }
-}
-
-/// True while a plan serves.
-pub(crate) fn is_serving() -> bool {
-    STATE.mode.load(Acquire) & SERVING != 0
-}
-
-/// The backend, once the allocator was used.
-pub(crate) fn attached() -> Option<&'static Attached> {
-    // SAFETY: null or the address of a static, see `attach`.
-    unsafe { BACKEND.load(Acquire).as_ref() }
-}
-
-/// Names the backend to the engine.
+/// Names the backend to the engine, at the first request.
 #[cold]
 fn attach<B: Backend>() {
     B::begin();
-    if settings::listen_from().is_none() || settings::leaves_large_to_backend() {
+    let sampled = settings::listen_from();
+    if sampled.is_none() || settings::leaves_large_to_backend() {
         HEAP.disable();
     }
-    BACKEND.store(ptr::from_ref(Attached::of::<B>()).cast_mut(), Release);
-    // The engine may have set it already.
-    let min_bytes = settings::listen_from();
-    if THRESHOLD.0.compare_exchange(0, min_bytes.unwrap_or(CLOSED), Release, Relaxed).is_ok()
-        && min_bytes.is_some()
-    {
-        STATE.mode.fetch_or(LISTENING, Release);
-        if kept::name().is_some() {
-            LISTENER.wake_after(collector::TELLING as u64);
-        }
-    }
-    if TRACER.is_wanted() {
-        STATE.mode.fetch_or(TRACING, Release);
-        // As `set` does where everything is watched.
-        let base = range().map_or(0, |(base, _)| base);
-        WATCHED_NEGATED.0.store(base.wrapping_neg().wrapping_add(1), Release);
-        WATCHED_BYTES.0.store(usize::MAX, Release);
-        WATCHED_END.0.store(usize::MAX, Release);
-        THRESHOLD.0.fetch_min(settings::least_bytes(), Release);
-    }
-    STATE.mode.fetch_or(ATTACHED, Release);
-}
-
-impl Attached {
-    fn of<B: Backend>() -> &'static Self {
-        const { &Self { name: B::name, trim: B::trim, retain: B::retain } }
+    backend::attach::<B>();
+    let traced = TRACER.is_wanted().then(settings::least_bytes);
+    if switches::begin(sampled, traced) && kept::name().is_some() {
+        LISTENER.wake_after(collector::TELLING as u64);
     }
 }
 
-/// Runs `body` as work of the allocator itself: what this thread allocates meanwhile goes to the backend unrecorded.
-pub(crate) fn inside<R>(body: impl FnOnce() -> R) -> R {
-    STATE.mode.fetch_add(WORKER, Relaxed);
-    let before = INSIDE.replace(true);
-    let result = body();
-    INSIDE.set(before);
-    STATE.mode.fetch_sub(WORKER, Relaxed);
-    result
-}
-
-/// What a request of this thread may be used for: a set of the flags above, none for the allocator's own work.
+/// What a request of this thread may be used for: a set of flags, none for the allocator's own work.
 #[cold]
 fn flags<B: Backend>(mode: u32) -> u32 {
     if mode & ATTACHED == 0 {
         attach::<B>();
     }
-    if mode >= WORKER && is_inside() { 0 } else { mode & FLAGS }
-}
-
-/// Whether this thread works for the allocator itself. (Out of line: where a thread-local lies costs a call in a library.)
-#[cold]
-#[inline(never)]
-fn is_inside() -> bool {
-    INSIDE.get()
-}
-
-/// A number that tells this thread from most others.
-#[inline(always)]
-pub(crate) fn this_thread() -> u16 {
-    // The high bits of a product (Knuth, TAOCP 3, 6.4).
-    ((os::thread_pointer() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48) as u16
+    if switches::may_be_inside(mode) && switches::is_inside() { 0 } else { mode & FLAGS }
 }
 
 /// The flags, at little cost where a plan serves.
@@ -432,12 +203,12 @@ unsafe fn served_or_backend<B: Backend>(
 #[inline]
 unsafe fn unplanned<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     if HEAP.is_unopened() {
-        phase::open_heap();
+        engine::open_heap();
     }
     match HEAP.allocate(size, align, zeroed) {
         Some(block) => {
             if HEAP.presses() {
-                phase::relieve();
+                engine::relieve();
             }
             block
         }
@@ -457,25 +228,25 @@ unsafe fn unplanned<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut
 unsafe fn allocate_otherwise<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     // SAFETY: the caller's promise.
     unsafe {
-        if STATE.mode.load(Acquire) == HEARD {
-            return allocate_heard::<B>(size, align, zeroed);
+        if STATE.mode.load(Acquire) == SAMPLED {
+            return allocate_sampled::<B>(size, align, zeroed);
         }
         allocate_watched::<B>(size, align, zeroed)
     }
 }
 
-/// [`allocate`] where sizes are listened to and nothing else is done, as in all programs without a rhythm.
+/// [`allocate`] where sizes are logged and nothing else is done, as in all programs without a period.
 ///
 /// # Safety
 /// As for [`allocate`].
 #[inline(never)]
-unsafe fn allocate_heard<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+unsafe fn allocate_sampled<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     // SAFETY: the caller's promise.
     let block = unsafe { served_or_backend::<B>(None, size, align, zeroed) };
     if let Some(class) = planned_class(block, size, align)
         && LISTENER.log(class)
     {
-        phase::listen();
+        engine::sampled();
     }
     block
 }
@@ -506,7 +277,7 @@ unsafe fn allocate_watched<B: Backend>(size: usize, align: usize, zeroed: bool) 
 pub unsafe fn deallocate<B: Backend>(block: *mut u8, size: usize, align: usize) {
     // SAFETY: the caller's promise.
     unsafe {
-        if !release_at((block as usize).wrapping_add(WATCHED_NEGATED.0.load(Relaxed))) {
+        if !release_at(switches::offset(block as usize)) {
             deallocate_otherwise::<B>(block, size, align);
         }
     }
@@ -537,7 +308,7 @@ pub unsafe fn release_at(offset: usize) -> bool {
 fn release_extent(offset: usize) -> bool {
     let released = HEAP.release_at(offset);
     if released && HEAP.wants_watch() {
-        phase::watch_heap();
+        engine::watch_heap();
     }
     released
 }
@@ -582,7 +353,7 @@ pub unsafe fn reallocate<B: Backend>(
             }
             if old_size >= threshold {
                 // It is as it was.
-                record(mode & !LISTENING, block, old_size, align, None);
+                record(mode & !SAMPLING, block, old_size, align, None);
             }
             if !extent {
                 return new;
@@ -616,7 +387,7 @@ unsafe fn free_moved<B: Backend>(mode: u32, block: *mut u8, size: usize, align: 
                 invalid_free(block);
             }
             if HEAP.wants_watch() {
-                phase::watch_heap();
+                engine::watch_heap();
             }
         }
         // SAFETY: the caller's promise; the block is not the arena's nor the heap's, so it is the backend's.
@@ -653,7 +424,9 @@ fn serve_from_slot(size: usize, align: usize) -> Option<*mut u8> {
 /// What the matcher found, in the next step where this request begins it, which nobody has marked: the last one ends here.
 fn in_step(found: Match, class: Class) -> Match {
     match found {
-        Match::Over(step) if phase::found_boundary(class, step) => STATE.matcher.claim(&STATE.arena, class),
+        Match::Over(step) if engine::detected_boundary(class, step) => {
+            STATE.matcher.claim(&STATE.arena, class)
+        }
         found => found,
     }
 }
@@ -689,8 +462,8 @@ fn serve_from_gap(class: Class, found: Match) -> Option<*mut u8> {
     let align = (class.align() as usize).max(1 << GRANULE_MIN_SHIFT);
     let gap = STATE.arena.claim_gap(class.bytes() as usize, align);
     MISSES.add(class, why(found, class), gap.is_some());
-    if UNFIT.fetch_add(1, Relaxed) >= UNFIT_MOST.load(Relaxed) {
-        phase::out_of_rhythm();
+    if MISSES_IN_STEP.fetch_add(1, Relaxed) >= MISS_LIMIT.load(Relaxed) {
+        engine::period_lost();
     }
     gap
 }
@@ -708,18 +481,11 @@ fn planned_class(block: *mut u8, size: usize, align: usize) -> Option<Class> {
 #[cold]
 fn trace(traced: Traced) {
     os::keeping_errno(|| {
-        let wants_more = inside(|| TRACER.log(traced, this_thread()));
+        let wants_more = switches::inside(|| TRACER.log(traced, switches::this_thread()));
         if !wants_more {
-            phase::end_trace();
+            engine::end_trace();
         }
     });
-}
-
-/// A boundary, for the trace.
-pub(crate) fn trace_boundary() {
-    if is_tracing() {
-        os::keeping_errno(|| inside(|| TRACER.log(Traced::Boundary, this_thread())));
-    }
 }
 
 /// Logs that a block of planned size is about to be freed.
@@ -735,7 +501,7 @@ fn record_free(mode: u32, block: *mut u8, size: usize) {
 }
 
 fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*mut u8, usize)>) {
-    if mode & (RECORDING | LISTENING | TRACING) == 0 {
+    if mode & (RECORDING | SAMPLING | TRACING) == 0 {
         return;
     }
     if mode & TRACING != 0 && !block.is_null() && size >= threshold() {
@@ -754,11 +520,11 @@ fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*m
         });
         wakes = RECORDER.wakes();
     }
-    if mode & LISTENING != 0 {
+    if mode & SAMPLING != 0 {
         wakes |= LISTENER.log(class);
     }
     if wakes {
-        phase::listen();
+        engine::sampled();
     }
 }
 

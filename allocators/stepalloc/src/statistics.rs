@@ -44,6 +44,8 @@ pub struct Statistics {
     pub backend: &'static str,
     /// What it is doing now.
     pub phase: Phase,
+    /// Why nothing is planned any more, where that is an error of the allocator's own: `panic`.
+    pub stopped: Option<&'static str>,
     /// Whether the program marks its steps. Else they are found, where there is a rhythm.
     pub marked: bool,
     /// Planned-size allocations in the period that was found; `None` where none was, or steps are marked.
@@ -244,6 +246,9 @@ impl Statistics {
             "\", \"backend\": \"{}\", \"phase\": \"{}\", \"marked\": {}",
             self.backend, self.phase, self.marked
         )?;
+        if let Some(reason) = self.stopped {
+            write!(out, ", \"stopped\": \"{reason}\"")?;
+        }
         match self.period_allocations {
             Some(period) => write!(out, ", \"period_allocations\": {period}")?,
             None => out.write_str(", \"period_allocations\": null")?,

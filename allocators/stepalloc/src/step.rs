@@ -1,12 +1,15 @@
 //! Steps: how a program says where one repetition of its work ends and the next begins.
 
-use crate::phase;
+use crate::engine;
+use crate::os;
 use core::cell::Cell;
 use core::marker::PhantomData;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
 /// Threads with a scope open now.
 static OPEN: AtomicU32 = AtomicU32::new(0);
+/// [`after_fork`] is registered.
+static KNOWS_FORKS: AtomicBool = AtomicBool::new(false);
 
 std::thread_local! {
     /// Scopes of this thread, and steps of others that it takes part in. No destructor.
@@ -57,8 +60,11 @@ pub struct Part {
 pub fn step() -> Step {
     let outermost = enter() == 0;
     if outermost {
+        if !KNOWS_FORKS.load(Relaxed) && !KNOWS_FORKS.swap(true, Relaxed) {
+            os::at_fork_in_child(after_fork);
+        }
         let others = OPEN.fetch_add(1, AcqRel) > 0;
-        phase::boundary_among(others);
+        engine::boundary_among(others);
     }
     Step { outermost, _here: PhantomData }
 }
@@ -103,6 +109,6 @@ impl Drop for Part {
 }
 
 /// In a forked child, whose other threads are gone.
-pub(crate) fn after_fork() {
+extern "C" fn after_fork() {
     OPEN.store(u32::from(DEPTH.get() > 0), Release);
 }

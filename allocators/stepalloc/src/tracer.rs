@@ -29,6 +29,7 @@ use crate::kept;
 use crate::lock::Lock;
 use crate::os::{self, Text};
 use crate::settings;
+use crate::switches;
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{CStr, c_int, c_void};
 use core::fmt::Write;
@@ -387,7 +388,7 @@ unsafe extern "C" fn take_frame(context: *mut c_void, frames: *mut c_void) -> c_
 
 /// Whether call sites are taken, so that an interpreter tells where it is.
 pub fn takes_sites() -> bool {
-    TRACER.sites.load(Relaxed) && crate::route::is_tracing()
+    TRACER.sites.load(Relaxed) && switches::is_tracing()
 }
 
 /// Whether something was traced of this thread since this was asked last.
@@ -399,7 +400,14 @@ pub fn was_traced() -> bool {
 /// with semicolons between them, outermost first.
 pub fn name_site(frames: &[u8]) {
     if takes_sites() {
-        os::keeping_errno(|| crate::route::inside(|| TRACER.name(frames, crate::route::this_thread())));
+        os::keeping_errno(|| switches::inside(|| TRACER.name(frames, switches::this_thread())));
+    }
+}
+
+/// A boundary, for the trace.
+pub(crate) fn boundary() {
+    if switches::is_tracing() {
+        os::keeping_errno(|| switches::inside(|| TRACER.log(Traced::Boundary, switches::this_thread())));
     }
 }
 

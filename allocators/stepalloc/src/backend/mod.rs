@@ -3,6 +3,9 @@
 //! A backend is a type without a value of its own; its functions have the C library's meaning with Rust's layouts:
 //! alignment is a power of two, sizes are not 0 unless a C caller asked for 0, null is out of memory.
 
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering::*};
+
 #[cfg(all(feature = "glibc", feature = "jemalloc", feature = "mimalloc"))]
 mod chosen;
 #[cfg(feature = "glibc")]
@@ -68,6 +71,27 @@ impl Decay {
     }
 }
 
+/// What the engine needs of the backend in use.
+pub(crate) struct Attached {
+    pub(crate) name: fn() -> &'static str,
+    pub(crate) trim: fn(),
+    pub(crate) retain: fn(Retention),
+}
+
+static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
+
+/// Names the backend in use to the engine.
+pub(crate) fn attach<B: Backend>() {
+    let attached: &'static Attached = const { &Attached { name: B::name, trim: B::trim, retain: B::retain } };
+    ATTACHED.store(ptr::from_ref(attached).cast_mut(), Release);
+}
+
+/// The backend, once the allocator was used.
+pub(crate) fn attached() -> Option<&'static Attached> {
+    // SAFETY: null or the address of a static, see `attach`.
+    unsafe { ATTACHED.load(Acquire).as_ref() }
+}
+
 /// The alignment that every backend gives without being asked: that of C's `max_align_t`.
 pub const NATURAL_ALIGN: usize = 16;
 
@@ -130,7 +154,7 @@ unsafe fn reallocate_by_copy<B: Backend>(
     unsafe {
         let new = B::allocate(new_size, align);
         if !new.is_null() {
-            core::ptr::copy_nonoverlapping(block, new, old_size.min(new_size));
+            ptr::copy_nonoverlapping(block, new, old_size.min(new_size));
             B::deallocate(block, old_size, align);
         }
         new

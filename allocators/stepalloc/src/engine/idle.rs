@@ -6,17 +6,18 @@
 //! A thread looks to it now and then. It is there only while a plan serves and is used: it ends when it has given the arena's
 //! pages back, and is started again at the next boundary. The pages come again when they are touched; plans stay as they are.
 
-use super::unmarked::within_allocation;
-use super::{Engine, Phase, trim};
+use super::{ENGINE, Engine, enter, trim};
 use crate::heap::HEAP;
 use crate::misses::MISSES;
 use crate::os;
-use crate::route::{self, STATE};
+
 use crate::settings::{HugePages, Settings};
+use crate::switches::{self, STATE};
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use core::time::Duration;
+use std::panic;
 use std::thread;
 
 /// There is such a thread.
@@ -37,7 +38,7 @@ static RELEASES: AtomicU64 = AtomicU64::new(0);
 /// without a request of planned size.
 pub fn release() -> usize {
     os::keeping_errno(|| {
-        route::inside(|| {
+        switches::inside(|| {
             let bytes = give_back() + HEAP.give_back(u64::MAX);
             HEAP.arena_holds(STATE.arena.occupied_bytes());
             trim();
@@ -77,32 +78,21 @@ fn activity() -> u64 {
     counted.wrapping_add(missed << 32).wrapping_add(HEAP.activity() << 16)
 }
 
-impl Engine {
-    /// Starts the thread that looks, where a plan serves and there is none.
-    pub(super) fn watch_from_beside(&self, settings: &Settings) {
-        if self.phase == Phase::Planned {
-            self.watch(settings);
-        }
+/// Starts the thread that looks, where there is none.
+pub(super) fn watch(settings: &Settings) {
+    let seconds = settings.idle_seconds;
+    if seconds == 0 || WATCHED.swap(true, Relaxed) {
+        return;
     }
-
-    fn watch(&self, settings: &Settings) {
-        let seconds = settings.idle_seconds;
-        if seconds == 0 || WATCHED.swap(true, Relaxed) {
-            return;
-        }
-        UNITING.store(settings.huge_pages == HugePages::WhereResident, Relaxed);
-        // Where no thread can be had, it is not tried again.
-        let _ = os::start_thread(watch, usize::try_from(seconds).unwrap_or(usize::MAX));
-    }
+    UNITING.store(settings.huge_pages == HugePages::WhereResident, Relaxed);
+    // Where no thread can be had, it is not tried again.
+    let _ = os::start_thread(look, usize::try_from(seconds).unwrap_or(usize::MAX));
 }
 
 /// Starts the thread that looks, because the large heap has much that is free.
 #[cold]
 pub(crate) fn watch_heap() {
-    let started = within_allocation(|engine| {
-        let settings = engine.settings();
-        engine.watch(&settings);
-    });
+    let started = enter(Some(1), |engine| watch(&engine.settings()));
     if started.is_none() {
         // Another time.
         HEAP.end_watch();
@@ -131,10 +121,18 @@ impl Naps {
     }
 }
 
+/// The thread. A panic in it ends planning, as anywhere in the engine.
+extern "C" fn look(seconds: *mut c_void) -> *mut c_void {
+    if panic::catch_unwind(|| give_back_when_idle(seconds.addr() as u64)).is_err() {
+        switches::inside(|| ENGINE.with(None, Engine::stop));
+    }
+    ptr::null_mut()
+}
+
 /// Gives memory back once nothing was asked for over some looks in so many seconds, and ends. Allocates nothing until then.
-extern "C" fn watch(seconds: *mut c_void) -> *mut c_void {
+fn give_back_when_idle(seconds: u64) {
     os::name_thread(c"stepalloc");
-    let pause = Duration::from_secs(seconds.addr() as u64) / LOOKS;
+    let pause = Duration::from_secs(seconds) / LOOKS;
     let (mut before, mut unchanged, mut naps) = (activity(), 0, Naps::default());
     while unchanged < LOOKS {
         let mut left = pause;
@@ -142,7 +140,7 @@ extern "C" fn watch(seconds: *mut c_void) -> *mut c_void {
             thread::sleep(left.min(NAP));
             left = left.saturating_sub(NAP);
             if os::first_thread_is_gone() {
-                return ptr::null_mut();
+                return;
             }
             HEAP.second();
             if UNITING.load(Relaxed) {
@@ -158,5 +156,4 @@ extern "C" fn watch(seconds: *mut c_void) -> *mut c_void {
     HEAP.end_watch();
     release();
     RELEASES.fetch_add(1, Relaxed);
-    ptr::null_mut()
 }

@@ -1,0 +1,353 @@
+//! Steps that nobody marks: their period is looked for in the size log, followed in the recorder, planned, and watched while the plan
+//! serves.
+//!
+//! What a boundary call does for marked steps happens within allocations here: while idle, when the size log has grown enough for another
+//! look; while following, when the recorder has what was asked for; while a plan serves, at the first allocation of a step, which the
+//! matcher knows by its class and by all others having come.
+
+use super::machine::{Action, Machine, MissWindow, Mode, Plan, Snapshot};
+use super::work::{Outcome, Work};
+use crate::collector::{TELLING, with_others};
+use crate::found::Found;
+use crate::matcher::Class;
+use crate::policy::*;
+use crate::statistics::StepFigures;
+use crate::switches::Watch;
+use stepalloc_planner::{Rhythm, rhythm};
+
+impl Machine {
+    /// The size log or the recorder has as much as was asked for.
+    pub(super) fn sampled(&mut self, now: &Snapshot<'_>) {
+        let enabled = self.settings.enabled;
+        if enabled && self.look_at_cache(now) {
+            return;
+        }
+        let trims = enabled && self.trim_within();
+        let still_trims = self.plan.as_ref().is_some_and(|plan| plan.trims_within > 0);
+        if !enabled || self.marked && !still_trims {
+            self.observe(Watch::Nothing);
+        }
+        if self.marked || trims || !enabled {
+            return;
+        }
+        match &self.mode {
+            Mode::Idle => self.look_for_period(now),
+            _ => self.follow(now),
+        }
+    }
+
+    /// Has the backend's caches trimmed several times within the first period of a plan.
+    pub(super) fn trim_within_period(&mut self) {
+        if let Some(plan) = &mut self.plan {
+            plan.trims_within = TRIMS_WITHIN;
+        }
+        self.observe(Watch::Sizes);
+        self.act(Action::WakeAfterSizes(1));
+    }
+
+    fn trim_within(&mut self) -> bool {
+        let Some(plan) = self.plan.as_mut().filter(|plan| plan.trims_within > 0) else { return false };
+        plan.trims_within -= 1;
+        let period = plan.start.map_or(plan.blocks, |start| start.rhythm.period as u64);
+        self.act(Action::Trim);
+        self.act(Action::WakeAfterSizes(period / u64::from(TRIMS_WITHIN)));
+        true
+    }
+
+    fn look_for_period(&mut self, now: &Snapshot<'_>) {
+        if now.is_limited {
+            self.drop_cached();
+            return self.observe(Watch::Nothing);
+        }
+        if self.keeps_to_too_small(now) || now.sizes.is_of_one_size() {
+            return self.found_nothing(now);
+        }
+        let heard = now.sizes.classes(0);
+        let sizes: Vec<u64> = heard.iter().map(|class| class.bytes()).collect();
+        let found = rhythm::find(&sizes);
+        let bytes = |rhythm: &Rhythm| sizes[sizes.len() - rhythm.period..].iter().sum::<u64>();
+        if self.plan.is_none() && found.is_some_and(|rhythm| bytes(&rhythm) < self.least_bytes()) {
+            self.too_small = found;
+            return self.found_nothing(now);
+        }
+        let found = found.map(|rhythm| {
+            // Steps of sizes that do not come again are variants of their own.
+            if rhythm.repeats() { rhythm.repeated(LEAST_PERIOD) } else { rhythm }
+        });
+        let news = found.filter(|found| match &self.plan {
+            Some(_) => self.is_news(found, &heard, now),
+            None => true,
+        });
+        let Some(mut rhythm) = news else { return self.found_nothing(now) };
+        let known = self.plan.as_ref().and_then(|plan| plan.start).map(|start| start.rhythm);
+        if let Some(known) = known.filter(|known| !known.repeats())
+            && rhythm.period.is_multiple_of(known.period)
+        {
+            // Step variants that take turns.
+            rhythm.steps = rhythm.steps.max(rhythm.period / known.period * known.steps);
+        }
+        self.drop_cached();
+        let start = self.settings.start(false);
+        if self.waited < start {
+            let wait = (start - self.waited).saturating_mul(rhythm.period as u64);
+            self.waited = start;
+            return self.act(Action::WakeAfterSizes(wait));
+        }
+        let found = Box::new(Found::new(rhythm, &sizes));
+        let needed = found.needed();
+        self.mode = Mode::Following { found, since: now.sizes.head() };
+        self.act(Action::WakeWhenGrown);
+        self.act(Action::WakeAfterEvents(Some(needed)));
+        self.act(Action::Record { serving: self.plan.is_some(), watch: Watch::All });
+    }
+
+    /// The least bytes of an arena for steps that nobody marks.
+    fn least_bytes(&self) -> u64 {
+        LEAST_STEP * self.settings.min_bytes as u64
+    }
+
+    /// Whether the program still keeps to a period that was found to be too small, which is told by little of the log.
+    fn keeps_to_too_small(&mut self, now: &Snapshot<'_>) -> bool {
+        self.too_small = self.too_small.filter(|rhythm| {
+            let newest = now.sizes.newest(1 + rhythm.period + rhythm.period.max(rhythm::EVIDENCE));
+            rhythm.holds(&newest.iter().map(|class| class.bytes()).collect::<Vec<u64>>())
+        });
+        self.too_small.is_some()
+    }
+
+    /// Goes on with the size log, or ends it where a plan has served for long enough.
+    fn found_nothing(&mut self, now: &Snapshot<'_>) {
+        let logged = now.sizes.heard();
+        let is_done = self
+            .plan
+            .as_ref()
+            .is_some_and(|plan| logged >= plan.cutoff || logged >= plan.early_cutoff && plan.fits());
+        if is_done {
+            // Large blocks take the short way from now on.
+            self.observe(Watch::Nothing);
+        }
+        if self.may_be_cached() {
+            self.act(Action::WakeAfterSizes(TELLING as u64));
+        } else {
+            self.act(Action::WakeWhenGrown);
+        }
+    }
+
+    /// Whether a period calls for plans other than those in force: these leave something over, and no variant has its sizes, or it is
+    /// longer, and not by contours alone. (The same period is found again where a program has left its plan for a while; a shorter one,
+    /// of layers, within each step; and a longer one where step variants take turns.)
+    fn is_news(&mut self, found: &Rhythm, heard: &[Class], now: &Snapshot<'_>) -> bool {
+        let Some(plan) = &self.plan else { return true };
+        let Some(start) = plan.start else { return true };
+        // What was planned may be a layer of the step, also where it serves the rest of the step as well.
+        let step_of_layers = found.repeats()
+            && found.period > start.rhythm.period
+            && found.period <= LAYERS * start.rhythm.period;
+        let same_steps = !found.repeats()
+            && found.period > start.rhythm.period
+            && found.period.is_multiple_of(start.rhythm.period);
+        if same_steps || plan.fits() && !step_of_layers {
+            return false;
+        }
+        let newest = &heard[heard.len().saturating_sub(found.period)..];
+        let bytes: u64 = newest.iter().map(|class| class.bytes()).sum();
+        let Some((best, missing)) = now.matcher.best(newest) else { return true };
+        if (bytes - missing) * 100 < bytes * KNOWN_PERCENT
+            || found.period > start.rhythm.period && plan.window.misses_more_than(MISSES_TOLERATED_EARLY)
+        {
+            return true;
+        }
+        // Its beginning was missed, perhaps.
+        let missed = plan.window.steps == 0 || plan.window.misses_more_than(MISSES_TOLERATED);
+        let profile = plan.profiles.get(best).filter(|_| missed);
+        let place = profile.and_then(|profile| Some((profile, profile.place(heard)?.1)));
+        if let Some((profile, at)) = place {
+            let running = profile.sequence[..at].to_vec();
+            self.act(Action::Resume { kind: best, running });
+        }
+        false
+    }
+
+    /// Goes on with cutting the log into steps.
+    fn follow(&mut self, now: &Snapshot<'_>) {
+        if matches!(self.mode, Mode::Working { .. }) {
+            return self.come_back_soon();
+        }
+        if !now.recorder.wakes() {
+            return self.act(Action::WakeWhenGrown);
+        }
+        if let Mode::Following { found, since } = core::mem::replace(&mut self.mode, Mode::Idle) {
+            let end = now.recorder.head();
+            let here = now.recorder.unread(end) <= EVENTS_HERE;
+            if !here {
+                self.come_back_soon();
+            }
+            self.work(Work::Follow { found, end, settings: self.settings }, here, since);
+        }
+    }
+
+    pub(super) fn worked_on_detected(&mut self, outcome: Outcome, since: u64, now: &Snapshot<'_>) {
+        match outcome {
+            // Enough.
+            Outcome::Follow(found, 0) => {
+                let Some(start) = found.start() else { return self.lose() };
+                let profiles = with_others(found.needs(), &self.profiles_by_use(now));
+                self.work(Work::Plan { profiles, start: Some(start) }, true, since);
+            }
+            Outcome::Follow(found, allocations) => {
+                self.mode = Mode::Following { found, since };
+                self.act(Action::WakeAfterEvents(Some(allocations)));
+            }
+            Outcome::Hard { profiles, start } => {
+                // Nothing more is recorded; only the order of sizes says what the plan will come upon.
+                self.observe(Watch::Sizes);
+                self.act(Action::DropEvents);
+                self.come_back_soon();
+                self.work(Work::Plan { profiles, start }, false, since);
+            }
+            Outcome::Plan(Some(proposal)) if proposal.blocks == 0 => self.lose(),
+            Outcome::Plan(Some(proposal)) if self.plan.is_none() && proposal.bytes() < self.least_bytes() => {
+                self.too_small = proposal.found.map(|start| start.rhythm);
+                self.lose();
+            }
+            Outcome::Plan(Some(proposal)) => {
+                self.steps = self.steps.max(1);
+                self.act(Action::WakeAfterEvents(None));
+                self.act(Action::DropEvents);
+                self.install(proposal, since);
+            }
+            _ => self.lose(),
+        }
+    }
+
+    /// There is no period after all, or nothing in it to plan.
+    fn lose(&mut self) {
+        self.act(Action::WakeAfterEvents(None));
+        self.act(Action::DropEvents);
+        self.observe(Watch::Sizes);
+        self.act(Action::WakeWhenGrown);
+    }
+
+    /// Looks again whether the work beside the program is done.
+    fn come_back_soon(&mut self) {
+        self.act(Action::WakeAfterEvents(Some(SOON)));
+        self.act(Action::WakeAfterSizes(SOON));
+    }
+
+    /// Counts what the running step has allocated already, when a plan has come into force in its midst.
+    pub(super) fn count_running(&mut self, since: u64, now: &Snapshot<'_>) {
+        let Some(start) = self.plan.as_ref().and_then(|plan| plan.start) else { return };
+        let heard = now.sizes.classes(since);
+        let running = start.running(&heard).to_vec();
+        let kind = now.matcher.best(&running).map_or(0, |(kind, _)| kind);
+        self.act(Action::Resume { kind, running });
+    }
+
+    /// Goes on looking beside a plan that has come into force just now.
+    pub(super) fn detect_beside(&mut self, now: &Snapshot<'_>) {
+        self.miss_limit = self.misses_in_a_step();
+        let Some(plan) = &mut self.plan else { return };
+        let logged = now.sizes.heard().max(4 * plan.start.map_or(0, |start| start.rhythm.period as u64));
+        // Where nothing was missed, the beginning of the running step is known.
+        plan.window.steps = 1;
+        (plan.cutoff, plan.early_cutoff) = ((CUTOFF_GROWTH * logged).min(DETECTION_CUTOFF), 2 * logged);
+        // What the plan before missed is not this one's.
+        self.act(Action::DropMisses);
+        self.act(Action::LimitMisses(self.miss_limit));
+        self.trim_within_period();
+    }
+
+    pub(super) fn detected_boundary(&mut self, now: &Snapshot<'_>) {
+        self.steps += self.steps_in_period();
+        self.trim_at_boundary();
+        let Some(figures) = now.step.filter(|_| self.is_idle()) else { return };
+        let leaves = self.serves_too_little(&figures) | self.has_changed(&figures);
+        if self.presses(now) {
+            self.leave_plan(now);
+        } else if leaves {
+            self.detect_again();
+        }
+    }
+
+    /// Steps that a detected boundary ends.
+    pub(super) fn steps_in_period(&self) -> u64 {
+        let start = self.plan.as_ref().and_then(|plan| plan.start);
+        start.map_or(1, |start| start.rhythm.steps as u64)
+    }
+
+    /// Whether a period may be there that serves more, after some steps of which a part missed: what was taken for the step was a layer of
+    /// it, say.
+    fn serves_too_little(&mut self, figures: &StepFigures) -> bool {
+        let Some(plan) = &mut self.plan else { return false };
+        plan.tried.add(figures);
+        plan.window.add_fading(figures);
+        if plan.tried.steps < self.tried_for {
+            return false;
+        }
+        let little = plan.tried.misses_more_than(MISSES_TOLERATED);
+        plan.tried = MissWindow::default();
+        if little {
+            self.tried_for = (2 * self.tried_for).min(TRIED_STEPS_MOST);
+        }
+        little && self.steps >= self.patience.until
+    }
+
+    /// No boundary came, and more than a step's requests missed: the program does something else.
+    pub(super) fn period_lost(&mut self, now: &Snapshot<'_>) {
+        if self.marked || self.plan.is_none() || !self.is_idle() {
+            return;
+        }
+        if self.presses(now) {
+            return self.leave_plan(now);
+        }
+        self.detect_again();
+    }
+
+    /// The heap serves, until there is a better plan.
+    fn leave_plan(&mut self, now: &Snapshot<'_>) {
+        self.be_patient();
+        self.stop_serving(now);
+        self.detect_anew();
+    }
+
+    /// Looks for a better period than that of the plan, which serves until then.
+    fn detect_again(&mut self) {
+        if let Some(plan) = &mut self.plan {
+            plan.missed_steps = 0;
+            (plan.cutoff, plan.early_cutoff) = (DETECTION_CUTOFF, DETECTION_CUTOFF);
+            plan.window = MissWindow::default();
+        }
+        self.be_patient();
+        self.detect_anew();
+    }
+
+    /// Begins the size log anew where it is empty, or of another time.
+    pub(super) fn detect_anew(&mut self) {
+        self.act(Action::DropSizes);
+        let watch = if self.settings.enabled && !self.marked { Watch::Sizes } else { Watch::Nothing };
+        self.observe(watch);
+    }
+
+    /// The next time that the program loses its period is given longer.
+    fn be_patient(&mut self) {
+        let most = self.misses_in_a_step().saturating_mul(MISSED_STEPS_MOST);
+        self.miss_limit = self.miss_limit.saturating_mul(2).min(most);
+        self.act(Action::LimitMisses(self.miss_limit));
+        self.patience.wait(self.steps);
+    }
+
+    fn misses_in_a_step(&self) -> u32 {
+        let profiles = self.plan.iter().flat_map(|plan| &plan.profiles);
+        profiles
+            .filter_map(|profile| profile.begin)
+            .map(|begin| begin.allocations)
+            .fold(MISSES_LEAST, u32::max)
+    }
+}
+
+impl Plan {
+    /// Whether it serves all that is asked for, as far as was seen.
+    fn fits(&self) -> bool {
+        self.window.steps >= EARLY_ACCEPT_STEPS && !self.window.misses_more_than(MISSES_TOLERATED_EARLY)
+    }
+}

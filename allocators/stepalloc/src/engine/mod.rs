@@ -1,0 +1,542 @@
+//! The engine: counts steps, and leads the process from the first allocation to a plan, and from one plan to the next.
+//!
+//! What is decided stands in [`machine`], which is pure; here is what it takes to observe and to act: one lock that no allocation waits
+//! for, a thread where work is long, the plan file, forks. Everything happens at step boundaries, or where nobody marks steps, within
+//! allocations that come upon something; these ask for the lock once and go on where it is held.
+//!
+//! A panic in here ends planning, and not the program: see [`Engine::stop`].
+
+mod cache;
+mod detected;
+mod idle;
+mod machine;
+mod process;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use crate::backend::{self, Retention};
+use crate::collector::Proposal;
+use crate::heap::HEAP;
+use crate::journal::{self, Journal};
+use crate::kept::{PlanFile, Plans};
+use crate::listener::LISTENER;
+use crate::lock::Lock;
+use crate::matcher::Class;
+use crate::misses::MISSES;
+use crate::os;
+use crate::recorder::RECORDER;
+use crate::settings::{self, HugePages, Settings};
+use crate::statistics::{Count, History, Phase, Statistics, StepFigures};
+use crate::switches::{self, MISS_LIMIT, MISSES_IN_STEP, STATE};
+use crate::tracer;
+use core::cell::UnsafeCell;
+use core::mem;
+use core::sync::atomic::Ordering::*;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+pub use idle::release;
+pub(crate) use idle::{relieve, watch_heap};
+use machine::{Action, Event, Machine, Origin, Snapshot};
+use work::{Means, Outcome, Place, Work};
+
+static ENGINE: Locked = Locked { lock: Lock::new(), engine: UnsafeCell::new(Engine::new()) };
+
+/// The engine and its lock.
+struct Locked {
+    lock: Lock,
+    engine: UnsafeCell<Engine>,
+}
+
+// SAFETY: the engine is reached through `Locked::with` only, by one thread at a time.
+unsafe impl Sync for Locked {}
+
+impl Locked {
+    fn with<R>(&self, attempts: Option<u32>, body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+        self.lock.with(attempts, |poisoned| {
+            if poisoned {
+                process::is_poisoned();
+            }
+            // SAFETY: the lock is held.
+            body(unsafe { &mut *self.engine.get() })
+        })
+    }
+}
+
+/// The machine, and what it observes and acts with.
+struct Engine {
+    machine: Machine,
+    /// The settings were read.
+    is_ready: bool,
+    /// This process's rank among those that one launcher has started.
+    rank: Option<u64>,
+    /// The plan file, and what it holds.
+    file: Option<Box<PlanFile>>,
+    cached: Option<Box<Plans>>,
+    /// Work in a thread of its own.
+    beside: Option<JoinHandle<Outcome>>,
+    /// What the backend was told last.
+    retention: Retention,
+    history: History,
+    journal: Journal,
+    /// Faults and time at the last boundary.
+    faults: u64,
+    nanoseconds: u64,
+    /// Why nothing is planned any more.
+    stopped: Option<&'static str>,
+}
+
+/// Ends the running step and begins the next one. From any thread.
+///
+/// The first call begins step 0.
+pub fn boundary() {
+    boundary_among(false);
+}
+
+/// A boundary of one thread's step, while others may be in the midst of theirs.
+pub(crate) fn boundary_among(concurrent: bool) {
+    enter(None, |engine| engine.boundary(concurrent));
+}
+
+/// A snapshot of what the allocator does in this process.
+pub fn statistics() -> Statistics {
+    switches::inside(|| ENGINE.with(None, |engine| engine.statistics()))
+        .unwrap_or_else(|| Engine::new().statistics())
+}
+
+/// Reads the settings, installs what they ask for (the statistics signal, the file written at exit), and complains
+/// about bad ones, before the first step does. Needed only where complaints must not wait.
+pub fn initialise() {
+    os::keeping_errno(|| ENGINE.with(None, |engine| engine.settings()));
+}
+
+/// Plans nothing from now on, as `ENABLE_MEMORY_OPTIMIZATION=0` does, whatever the environment says: for a program that uses
+/// [`StatisticAllocator`](crate::StatisticAllocator) in some of its ways to run only. Best called first in `main`; no settings are
+/// read, nothing is traced, and no figures are written at the end then. What a plan has served stays where it is until it is freed.
+pub fn disable() {
+    os::keeping_errno(|| switches::inside(|| ENGINE.with(None, Engine::disable)));
+}
+
+/// The phase now. A plan that serves is "planned" even while the next one is being made.
+pub fn phase() -> Phase {
+    ENGINE.with(None, |engine| engine.machine.phase()).unwrap_or(Phase::Waiting)
+}
+
+/// Looks at what was logged or recorded. Called within an allocation, when either has as much as was asked for.
+#[cold]
+pub(crate) fn sampled() {
+    enter(Some(1), |engine| {
+        engine.settings();
+        engine.open_cache();
+        engine.happen(Event::Sampled, None);
+        engine.finish_work();
+    });
+}
+
+/// Ends the running detected step, `step` for the matcher, of which `class` was the first allocation too many; `false` where another
+/// thread is about it.
+#[cold]
+pub(crate) fn detected_boundary(class: Class, step: u64) -> bool {
+    let ended = enter(Some(1), |engine| {
+        // Another thread may have ended it just now.
+        STATE.matcher.step() != step || engine.detected_boundary(class)
+    });
+    ended.unwrap_or(false)
+}
+
+/// Called when more requests than a step has found no slot since the last boundary.
+#[cold]
+pub(crate) fn period_lost() {
+    enter(Some(1), |engine| {
+        MISSES_IN_STEP.store(0, Relaxed);
+        engine.happen(Event::PeriodLost, None);
+    });
+}
+
+/// Called when the trace is as long as it may be.
+#[cold]
+pub(crate) fn end_trace() {
+    enter(Some(1), |engine| switches::stop_tracing(engine.settings().min_bytes));
+}
+
+/// Opens the large heap, before the first block that it is to serve. Says nothing of bad settings: nearly every process asks for some
+/// large block.
+#[cold]
+pub(crate) fn open_heap() {
+    enter(Some(1), |_| {
+        // Both lie in one range, or the arena has its own.
+        if STATE.arena.is_open() {
+            HEAP.disable();
+        } else {
+            HEAP.open(settings::least_bytes());
+        }
+        switches::refresh(switches::threshold());
+    });
+}
+
+/// Runs `body` with the engine, after what a fork has left to be done. A panic ends planning.
+fn enter<R>(attempts: Option<u32>, body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+    os::keeping_errno(|| {
+        switches::inside(|| {
+            let guarded = |engine: &mut Engine| {
+                // What a panic leaves half changed, `stop` replaces.
+                let result = panic::catch_unwind(AssertUnwindSafe(|| {
+                    if let Some(poisoned) = process::forked() {
+                        engine.begin_anew(poisoned);
+                    }
+                    body(engine)
+                }));
+                result.inspect_err(|_| engine.stop()).ok()
+            };
+            ENGINE.with(attempts, guarded).flatten()
+        })
+    })
+}
+
+impl Engine {
+    const fn new() -> Self {
+        Self {
+            machine: Machine::new(Settings::DEFAULT),
+            is_ready: false,
+            rank: None,
+            file: None,
+            cached: None,
+            beside: None,
+            retention: Retention::Default,
+            history: History::new(),
+            journal: Journal::new(),
+            faults: 0,
+            nanoseconds: 0,
+            stopped: None,
+        }
+    }
+
+    fn settings(&mut self) -> Settings {
+        if !self.is_ready {
+            self.is_ready = true;
+            self.machine.settings = Settings::from_environment();
+            self.rank = os::rank();
+            process::install_handlers();
+            settings::all_said();
+        }
+        self.machine.settings
+    }
+
+    /// Reads the plan file, once.
+    fn open_cache(&mut self) {
+        if self.machine.knows_cache() || !self.machine.settings.enabled {
+            return;
+        }
+        let (file, plans) = PlanFile::open().unzip();
+        self.file = file.map(Box::new);
+        self.machine.open_cache(plans, STATE.arena.is_open());
+    }
+
+    /// Tells the machine of an event, and does what it says.
+    fn happen(&mut self, event: Event, step: Option<StepFigures>) {
+        let now = Snapshot {
+            sizes: &LISTENER,
+            recorder: &RECORDER,
+            matcher: &STATE.matcher,
+            step,
+            pressures: HEAP.pressures(),
+            has_arena: STATE.arena.is_open(),
+            is_limited: os::address_space_is_limited(),
+        };
+        for action in self.machine.on(event, &now) {
+            if let Some(event) = self.act(action) {
+                self.happen(event, None);
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) -> Option<Event> {
+        let min_bytes = self.machine.settings.min_bytes;
+        match action {
+            Action::Observe { serving, watch } => switches::set(serving, watch, min_bytes),
+            Action::Record { serving, watch } => {
+                if !RECORDER.open() {
+                    return Some(Event::NotRecorded);
+                }
+                RECORDER.clear();
+                switches::set(serving, watch, min_bytes);
+            }
+            Action::DropEvents => RECORDER.clear(),
+            Action::WakeAfterEvents(events) => RECORDER.wake_after(events),
+            Action::WakeAfterSizes(allocations) => LISTENER.wake_after(allocations),
+            Action::WakeWhenGrown => LISTENER.wake_later(),
+            Action::DropSizes => {
+                LISTENER.clear();
+                MISSES_IN_STEP.store(0, Relaxed);
+            }
+            Action::Run { work, here } => return self.run(work, here),
+            Action::Install { proposal, origin } => return Some(self.install(proposal, origin)),
+            Action::Resume { kind, running } => STATE.matcher.resume(kind, &running),
+            Action::IgnoreBegin => STATE.matcher.ignore_begin(),
+            Action::LimitMisses(limit) => MISS_LIMIT.store(limit, Relaxed),
+            Action::DropMisses => {
+                MISSES.forget_step();
+                MISSES_IN_STEP.store(0, Relaxed);
+                self.begin_figures();
+            }
+            Action::Trim => trim(),
+            Action::RetireArena => {
+                STATE.arena.each_free(|start, bytes| HEAP.adopt(start, bytes));
+                HEAP.arena_holds(STATE.arena.occupied_bytes());
+            }
+            Action::Fill(filling) => switches::set_filling(filling && HEAP.is_open()),
+            Action::Settle => HEAP.settle(),
+            Action::Retain(retention) => {
+                if let Some(backend) = backend::attached().filter(|_| self.retention != retention) {
+                    (backend.retain)(retention);
+                    self.retention = retention;
+                }
+            }
+            Action::Cache { plans, write } => {
+                if let Some(file) = self.file.as_mut().filter(|_| write) {
+                    file.write(&plans);
+                }
+                self.cached = Some(plans);
+            }
+        }
+        None
+    }
+
+    /// Does work in this thread, or starts it in another.
+    fn run(&mut self, work: Work, here: bool) -> Option<Event> {
+        let shift = STATE.arena.fixed_shift();
+        let run = move |work: Work, place| {
+            crate::fail_point::reach(if place == Place::Beside { "beside" } else { "here" });
+            let resident = os::resident_bytes().0;
+            work.run(Means { recorder: &RECORDER, shift, resident, place })
+        };
+        if here {
+            return Some(Event::Worked(run(work, Place::Here)));
+        }
+        // The work is lost if no thread can be made, so it is kept where both can take it.
+        let shared = Arc::new(std::sync::Mutex::new(Some(work)));
+        let beside = Arc::clone(&shared);
+        let take = |shared: &std::sync::Mutex<Option<Work>>| {
+            shared.lock().ok().and_then(|mut work| work.take()).expect("one of the two takes it")
+        };
+        let started = os::with_signals_blocked(|| {
+            thread::Builder::new()
+                .name("stepalloc".into())
+                .spawn(move || switches::inside(|| run(take(&beside), Place::Beside)))
+        });
+        match started {
+            Ok(thread) => {
+                self.beside = Some(thread);
+                None
+            }
+            Err(_) => Some(Event::Worked(run(take(&shared), Place::HereOnly))),
+        }
+    }
+
+    /// Takes the outcome of work beside the program, where it is done.
+    fn finish_work(&mut self) {
+        if let Some(thread) = self.beside.take_if(|thread| thread.is_finished()) {
+            match thread.join() {
+                Ok(outcome) => self.happen(Event::Worked(outcome), None),
+                Err(_) => self.stop(),
+            }
+        }
+    }
+
+    /// Puts a plan in force.
+    fn install(&self, mut proposal: Box<Proposal>, origin: Origin) -> Event {
+        let settings = &self.machine.settings;
+        let blocks = proposal.blocks;
+        let wanted = usize::try_from(proposal.bytes()).unwrap_or(usize::MAX).min(settings.max_arena);
+        let within = HEAP.range().map(|(base, bytes)| (base, bytes / 2));
+        if !STATE.arena.is_open() && wanted > 0 && !STATE.arena.open(proposal.shift, wanted, within) {
+            return Event::NotInstalled;
+        }
+        proposal.limit(wanted.min(STATE.arena.reserved()));
+        let granted = STATE.arena.commit(proposal.bytes() as usize, settings.huge_pages == HugePages::Always);
+        proposal.limit(granted);
+        if settings.populate {
+            STATE.arena.populate(proposal.bytes() as usize);
+        }
+        // SAFETY: the arena was made usable up to the bytes granted, and the proposal limited to them.
+        if !unsafe { STATE.matcher.install(&STATE.arena, &proposal.tables(), &proposal.cut) } {
+            return Event::NotInstalled;
+        }
+        MISSES.forget_reasons();
+        let beyond_limit = blocks - proposal.blocks;
+        Event::Installed { proposal, origin, beyond_limit }
+    }
+
+    fn boundary(&mut self, concurrent: bool) {
+        crate::fail_point::reach("boundary");
+        self.settings();
+        if !self.machine.marked {
+            self.open_cache();
+            self.happen(Event::FirstMark, None);
+        }
+        let step = self.end_step(1);
+        STATE.matcher.expect(None);
+        self.happen(Event::Boundary { concurrent }, step);
+        self.finish_work();
+        self.look_after_arena();
+        STATE.matcher.next_step();
+        // What was done here is not the next step's.
+        self.begin_figures();
+    }
+
+    fn detected_boundary(&mut self, class: Class) -> bool {
+        if self.machine.marked || self.machine.phase() != Phase::Planned {
+            return false;
+        }
+        STATE.matcher.uncount(class);
+        let step = self.end_step(self.machine.steps_in_period());
+        STATE.matcher.expect(Some(class));
+        MISSES_IN_STEP.store(0, Relaxed);
+        self.happen(Event::DetectedBoundary, step);
+        self.look_after_arena();
+        self.begin_figures();
+        true
+    }
+
+    /// Says what the arena holds, once it is full, and has somebody look whether it is used.
+    fn look_after_arena(&mut self) {
+        if self.machine.phase() == Phase::Planned {
+            if self.machine.has_settled() {
+                HEAP.arena_holds(STATE.arena.bytes());
+            }
+            idle::watch(&self.settings());
+        }
+    }
+
+    /// Counts what ends now, so many steps; returns it where a plan served it.
+    fn end_step(&mut self, steps: u64) -> Option<StepFigures> {
+        let (faults, now) = (os::minor_faults(), os::now_ns());
+        tracer::boundary();
+        let seen = STATE.matcher.next_step();
+        let (counted, gap, fallback) = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
+        let step = self.machine.steps.checked_sub(1)?;
+        let planned = Count {
+            allocations: (seen.allocations + gap.allocations).saturating_sub(counted.allocations),
+            bytes: (seen.bytes + gap.bytes).saturating_sub(counted.bytes),
+        };
+        let figures = StepFigures {
+            minor_faults: faults.saturating_sub(self.faults),
+            nanoseconds: now.saturating_sub(self.nanoseconds),
+            planned,
+            fallback,
+            gap,
+            busy: MISSES.busy.take(),
+        };
+        let machine = &self.machine;
+        let state = journal::State {
+            step,
+            phase: machine.phase() as u8,
+            plans: machine.plans,
+            arena_bytes: STATE.arena.bytes() as u64,
+            lower_bound: machine.plan.as_ref().map_or(0, |plan| plan.lower_bound),
+        };
+        self.journal.add(steps, &figures, &state);
+        if machine.phase() != Phase::Planned {
+            return None;
+        }
+        self.history.push(figures);
+        Some(figures)
+    }
+
+    fn begin_figures(&mut self) {
+        (self.faults, self.nanoseconds) = (os::minor_faults(), os::now_ns());
+    }
+
+    fn disable(&mut self) {
+        self.is_ready = true;
+        switches::stop_tracing(self.machine.settings.min_bytes);
+        HEAP.disable();
+        self.happen(Event::Disabled, None);
+    }
+
+    /// After a panic of our own: nothing is known of the machine any more, so nothing is planned, and the backend serves. What lives in the
+    /// arena and the large heap is freed there.
+    #[cold]
+    fn stop(&mut self) {
+        self.stopped = Some("panic");
+        let settings = Settings { enabled: false, ..self.machine.settings };
+        // Parts may be half changed: not even to be dropped.
+        mem::forget(mem::replace(&mut self.machine, Machine::new(settings)));
+        mem::forget(self.beside.take());
+        mem::forget(self.file.take());
+        mem::forget(self.cached.take());
+        self.machine.open_cache(None, true);
+        switches::stop_tracing(settings.min_bytes);
+        HEAP.disable();
+        switches::set_filling(false);
+        switches::set(false, switches::Watch::Nothing, settings.min_bytes);
+        RECORDER.clear();
+    }
+
+    /// In a forked child: the thread beside is gone, and the log stands for nothing.
+    fn begin_anew(&mut self, poisoned: bool) {
+        let (settings, retention) =
+            ((self.is_ready && !poisoned).then_some(self.machine.settings), self.retention);
+        let stopped = self.stopped;
+        // What the parent's threads held cannot be dropped here: they do not exist.
+        mem::forget(mem::replace(self, Self::new()));
+        if poisoned {
+            // It may have been the first boundary that was interrupted.
+            process::handle_forks();
+        }
+        self.machine = Machine::new(settings.unwrap_or_else(Settings::from_environment));
+        (self.is_ready, self.stopped) = (true, stopped);
+        self.rank = os::rank();
+        // The file is the parent's, which has more to plan.
+        self.machine.open_cache(None, true);
+        // Poisoned, it may have been about to change.
+        self.retention = if poisoned { Retention::Immediate } else { retention };
+        idle::forget_threads();
+        self.happen(Event::Forked { serving: switches::is_serving() }, None);
+    }
+
+    fn statistics(&self) -> Statistics {
+        let (vm_rss_bytes, vm_hwm_bytes) = os::resident_bytes();
+        let heap = HEAP.held();
+        let machine = &self.machine;
+        let plan = machine.plan.as_ref();
+        Statistics {
+            pid: os::pid(),
+            rank: self.rank,
+            backend: backend::attached().map_or("", |backend| (backend.name)()),
+            phase: machine.phase(),
+            stopped: self.stopped,
+            marked: machine.marked,
+            period_allocations: plan.and_then(|plan| plan.start).map(|start| start.rhythm.period as u64),
+            steps: machine.steps,
+            planned_at_step: plan.map(|plan| plan.since),
+            plans: machine.plans,
+            failed_plans: machine.failed_plans,
+            refused_plans: machine.refused_plans,
+            arena_bytes: STATE.arena.bytes() as u64,
+            arena_occupied_bytes: if STATE.arena.is_open() { STATE.arena.occupied_bytes() as u64 } else { 0 },
+            heap_bytes: heap.alive as u64,
+            heap_resident_bytes: heap.resident as u64,
+            heap_moved_bytes: heap.moved as u64,
+            heap_returned_bytes: heap.returned as u64,
+            kept: plan.is_some_and(|plan| plan.is_cached),
+            kinds: plan.map_or(0, |plan| plan.profiles.len() as u64),
+            lower_bound_bytes: plan.map_or(0, |plan| plan.lower_bound),
+            planned_blocks: plan.map_or(0, |plan| plan.blocks),
+            blocks_beyond_limit: plan.map_or(0, |plan| plan.beyond_limit),
+            idle_releases: idle::releases(),
+            misses: MISSES.largest(|class| STATE.matcher.has_alike(class)),
+            last_steps: self.history.last_steps(),
+            vm_rss_bytes,
+            vm_hwm_bytes,
+        }
+    }
+}
+
+fn trim() {
+    if let Some(backend) = backend::attached() {
+        (backend.trim)();
+    }
+}

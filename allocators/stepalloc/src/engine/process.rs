@@ -1,0 +1,136 @@
+//! What happens to the process: forks, a signal that asks for figures, its end.
+
+use super::ENGINE;
+use crate::kept;
+use crate::listener::LISTENER;
+use crate::lock;
+use crate::os::{self, Text};
+use crate::settings;
+use crate::statistics::JSON_BYTES;
+use crate::switches;
+use crate::tracer;
+use core::ffi::CStr;
+use core::fmt::Write;
+use core::sync::atomic::{AtomicU8, Ordering::*};
+use std::sync::Arc;
+use stepalloc_planner::rhythm;
+
+/// The lock is waited for at most this often at the end of the process, when its holder may be gone.
+const EXIT_ATTEMPTS: u32 = 1000;
+
+/// What a fork left in this process: nothing, or one of the two below. The next event sees to it.
+static FORKED: AtomicU8 = AtomicU8::new(0);
+/// This process was forked.
+const CHILD: u8 = 1;
+/// It was forked while another thread held the lock: the engine may be half changed.
+const POISONED: u8 = 2;
+
+/// The engine's lock was held by a thread that the fork did not copy.
+pub(super) fn is_poisoned() {
+    FORKED.store(POISONED, Relaxed);
+}
+
+/// Whether this process was forked since this was asked last, and its engine may be half changed.
+pub(super) fn forked() -> Option<bool> {
+    match FORKED.swap(0, Acquire) {
+        0 => None,
+        found => Some(found == POISONED),
+    }
+}
+
+/// Installs what the settings ask for.
+pub(super) fn install_handlers() {
+    lock::tell_children_apart();
+    handle_forks();
+    if os::environment(c"STEPALLOC_JSON").is_some_and(|path| !path.is_empty()) {
+        os::at_exit(write_json_file);
+    }
+    if kept::name().is_some() {
+        os::at_exit(write_cache_by_use);
+    }
+    if tracer::TRACER.is_wanted() {
+        os::at_exit(tracer::flush_at_exit);
+    }
+    if let Some(signal) = settings::statistics_signal()
+        && !os::on_signal(signal, log_statistics)
+    {
+        os::say(format_args!("STEPALLOC_STATS_SIGNAL: the system refuses a handler for signal {signal}"));
+    }
+}
+
+/// Sees to later forks.
+pub(super) fn handle_forks() {
+    os::at_fork_in_child(after_fork);
+}
+
+extern "C" fn after_fork() {
+    lock::own();
+    // A child of a child that has not looked at it yet stays poisoned.
+    FORKED.fetch_max(CHILD, Relaxed);
+    switches::stop_recording();
+}
+
+extern "C" fn write_json_file() {
+    // A child that made no step of its own has nothing to tell.
+    if FORKED.load(Relaxed) != 0 {
+        return;
+    }
+    let mut text = Text::<JSON_BYTES>::new();
+    let snapshot = ENGINE.with(Some(EXIT_ATTEMPTS), |engine| engine.statistics());
+    let Some(snapshot) =
+        snapshot.filter(|snapshot| snapshot.steps > 0 || LISTENER.heard() >= rhythm::EVIDENCE as u64)
+    else {
+        return;
+    };
+    let _ = snapshot.write_json(&mut text);
+    let _ = text.write_str("\n");
+    let mut path = [0; 4096];
+    let Some(value) = os::environment(c"STEPALLOC_JSON").filter(|value| value.len() < path.len()) else {
+        return;
+    };
+    path[..value.len()].copy_from_slice(value);
+    let Ok(name) = CStr::from_bytes_until_nul(&path) else { return };
+    if !os::append(name, text.as_bytes()) {
+        os::say(format_args!("STEPALLOC_JSON={}: cannot be written", name.to_str().unwrap_or("(not UTF-8)")));
+    }
+}
+
+extern "C" fn log_statistics(_signal: i32) {
+    os::keeping_errno(|| {
+        let mut text = Text::<JSON_BYTES>::new();
+        let snapshot = ENGINE.with(Some(1), |engine| engine.statistics());
+        let _ = match snapshot {
+            Some(snapshot) => snapshot.write_json(&mut text),
+            None => text.write_str("stepalloc: at a step boundary just now; ask again"),
+        };
+        let _ = text.write_str("\n");
+        os::write_all(2, text.as_bytes());
+    });
+}
+
+/// At the end the step variants that were used last come first in the plan file. What a smaller process has written over it is written
+/// again.
+extern "C" fn write_cache_by_use() {
+    if FORKED.load(Relaxed) != 0 {
+        return;
+    }
+    let write = |engine: &mut super::Engine| {
+        let (Some(file), Some(plans)) = (&mut engine.file, &engine.cached) else { return };
+        let mut order: Vec<(u64, usize)> = switches::STATE.matcher.unused().zip(0..).collect();
+        order.sort_unstable();
+        if order.len() != plans.needs.len() {
+            return;
+        }
+        if order.is_sorted_by_key(|&(_, kind)| kind) {
+            if !file.is_as_seen() {
+                file.write(plans);
+            }
+            return;
+        }
+        let mut sorted = kept::Plans::clone(plans);
+        sorted.needs = order.iter().map(|&(_, kind)| Arc::clone(&plans.needs[kind])).collect();
+        sorted.offsets = order.iter().map(|&(_, kind)| plans.offsets[kind].clone()).collect();
+        file.write(&sorted);
+    };
+    switches::inside(|| ENGINE.with(Some(EXIT_ATTEMPTS), write));
+}

@@ -1,0 +1,482 @@
+//! The machine on recorded traces and on made-up programs, without a process round it.
+
+use super::machine::{Action, Event, Machine, Snapshot};
+use super::work::{Means, Outcome, Place};
+use crate::arena::Arena;
+use crate::listener::Listener;
+use crate::matcher::{Class, Match, Matcher};
+use crate::policy::*;
+use crate::recorder::{self, Recorder};
+use crate::settings::Settings;
+use crate::statistics::{Phase, StepFigures};
+use crate::switches::Watch;
+use std::collections::HashMap;
+use std::path::Path;
+use stepalloc_planner::{Event as Traced, trace};
+
+/// A program under a machine, and as much of a process as it takes.
+struct Simulation {
+    machine: Machine,
+    sizes: Listener,
+    recorder: Recorder,
+    matcher: Matcher,
+    arena: Arena,
+    serving: bool,
+    watch: Watch,
+    miss_limit: u32,
+    misses: u32,
+    pressures: u32,
+    /// Of the running step.
+    figures: StepFigures,
+    /// What work beside the program came to.
+    beside: Option<Outcome>,
+    /// Where blocks live that a slot serves.
+    slots: HashMap<usize, usize>,
+    /// Actions that are only noted.
+    retired: u32,
+    trimmed: u32,
+    /// There is no memory to record with, or to install in.
+    no_memory: bool,
+}
+
+impl Simulation {
+    fn new(settings: Settings) -> Self {
+        let mut machine = Machine::new(settings);
+        machine.open_cache(None, false);
+        Self {
+            machine,
+            sizes: Listener::closed(),
+            recorder: Recorder::closed(),
+            matcher: Matcher::empty(),
+            arena: Arena::closed(),
+            serving: false,
+            watch: Watch::Sizes,
+            miss_limit: u32::MAX,
+            misses: 0,
+            pressures: 0,
+            figures: StepFigures::NONE,
+            beside: None,
+            slots: HashMap::new(),
+            retired: 0,
+            trimmed: 0,
+            no_memory: false,
+        }
+    }
+
+    fn happen(&mut self, event: Event, step: Option<StepFigures>) {
+        let now = Snapshot {
+            sizes: &self.sizes,
+            recorder: &self.recorder,
+            matcher: &self.matcher,
+            step,
+            pressures: self.pressures,
+            has_arena: self.arena.is_open(),
+            is_limited: false,
+        };
+        for action in self.machine.on(event, &now) {
+            if let Some(event) = self.act(action) {
+                self.happen(event, None);
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) -> Option<Event> {
+        match action {
+            Action::Observe { serving, watch } => (self.serving, self.watch) = (serving, watch),
+            Action::Record { .. } if self.no_memory => return Some(Event::NotRecorded),
+            Action::Record { serving, watch } => {
+                assert!(self.recorder.open());
+                self.recorder.clear();
+                (self.serving, self.watch) = (serving, watch);
+            }
+            Action::DropEvents => self.recorder.clear(),
+            Action::WakeAfterEvents(events) => self.recorder.wake_after(events),
+            Action::WakeAfterSizes(allocations) => self.sizes.wake_after(allocations),
+            Action::WakeWhenGrown => self.sizes.wake_later(),
+            Action::DropSizes => self.sizes.clear(),
+            Action::Run { work, here } => {
+                let place = if here { Place::Here } else { Place::HereOnly };
+                let shift = self.arena.fixed_shift();
+                let outcome = work.run(Means { recorder: &self.recorder, shift, resident: 0, place });
+                if here {
+                    return Some(Event::Worked(outcome));
+                }
+                self.beside = Some(outcome);
+            }
+            Action::Install { .. } if self.no_memory => return Some(Event::NotInstalled),
+            Action::Install { proposal, origin } => {
+                let bytes = proposal.bytes() as usize;
+                assert!(self.arena.is_open() || self.arena.open(proposal.shift, bytes, None));
+                assert!(self.arena.commit(bytes, false) >= bytes);
+                // SAFETY: the arena was made usable up to the plan's bytes.
+                assert!(unsafe { self.matcher.install(&self.arena, &proposal.tables(), &proposal.cut) });
+                return Some(Event::Installed { proposal, origin, beyond_limit: 0 });
+            }
+            Action::Resume { kind, running } => self.matcher.resume(kind, &running),
+            Action::IgnoreBegin => self.matcher.ignore_begin(),
+            Action::LimitMisses(limit) => self.miss_limit = limit,
+            Action::DropMisses => self.misses = 0,
+            Action::Trim => self.trimmed += 1,
+            Action::RetireArena => self.retired += 1,
+            Action::Fill(_) | Action::Settle | Action::Retain(_) | Action::Cache { .. } => {}
+        }
+        None
+    }
+
+    fn finish_work(&mut self) {
+        if let Some(outcome) = self.beside.take() {
+            self.happen(Event::Worked(outcome), None);
+        }
+    }
+
+    /// The program marks a step.
+    fn mark(&mut self, concurrent: bool) {
+        if !self.machine.marked {
+            self.happen(Event::FirstMark, None);
+        }
+        let step = self.end_step();
+        self.matcher.expect(None);
+        let was_working = self.beside.is_some();
+        self.happen(Event::Boundary { concurrent }, step);
+        if was_working {
+            self.finish_work();
+        }
+        self.matcher.next_step();
+    }
+
+    fn end_step(&mut self) -> Option<StepFigures> {
+        self.matcher.next_step();
+        let figures = std::mem::take(&mut self.figures);
+        (self.machine.phase() == Phase::Planned).then_some(figures)
+    }
+
+    /// The program asks for a block.
+    fn allocate(&mut self, id: usize, bytes: u64, align: u64) {
+        if bytes < Settings::DEFAULT.min_bytes as u64 {
+            return;
+        }
+        let class = Class::of(bytes as usize, align as usize).expect("a size that can be");
+        if self.serving {
+            self.claim(id, class);
+        }
+        let mut wakes = false;
+        if matches!(self.watch, Watch::Events | Watch::All) {
+            self.recorder.log(recorder::Event::Allocate { address: id, class });
+            wakes = self.recorder.wakes();
+        }
+        if matches!(self.watch, Watch::Sizes | Watch::All) {
+            wakes |= self.sizes.log(class);
+        }
+        if wakes {
+            let was_working = self.beside.is_some();
+            self.happen(Event::Sampled, None);
+            if was_working {
+                self.finish_work();
+            }
+        }
+    }
+
+    fn claim(&mut self, id: usize, class: Class) {
+        let mut found = self.matcher.claim(&self.arena, class);
+        if matches!(found, Match::Over(_)) && !self.machine.marked {
+            self.matcher.uncount(class);
+            let step = self.end_step();
+            self.matcher.expect(Some(class));
+            self.misses = 0;
+            self.happen(Event::DetectedBoundary, step);
+            found = self.matcher.claim(&self.arena, class);
+        }
+        match found {
+            Match::Slot(block) => {
+                self.figures.planned.bytes += class.bytes();
+                self.figures.planned.allocations += 1;
+                self.slots.insert(id, block as usize);
+            }
+            Match::Unplanned => {}
+            _ => {
+                self.figures.fallback.bytes += class.bytes();
+                self.figures.fallback.allocations += 1;
+                self.misses += 1;
+                if self.misses > self.miss_limit {
+                    self.misses = 0;
+                    self.happen(Event::PeriodLost, None);
+                }
+            }
+        }
+    }
+
+    fn free(&mut self, id: usize, bytes: usize) {
+        if matches!(self.watch, Watch::Events | Watch::All) && bytes >= Settings::DEFAULT.min_bytes {
+            self.recorder.log(recorder::Event::Free { address: id, bytes });
+        }
+        if let Some(block) = self.slots.remove(&id) {
+            self.arena.release(block);
+        }
+    }
+
+    /// A step of blocks that are allocated one after the other, and freed in the same order.
+    fn step_of(&mut self, sizes: &[u64]) {
+        for (at, &bytes) in sizes.iter().enumerate() {
+            self.allocate(1 + at, bytes, 1);
+        }
+        for (at, &bytes) in sizes.iter().enumerate() {
+            self.free(1 + at, bytes as usize);
+        }
+    }
+
+    fn is_planned(&self) -> bool {
+        self.machine.phase() == Phase::Planned
+    }
+}
+
+/// Unlike each other: sizes of a step of so many blocks, of about a MiB each.
+fn sizes(count: u64, seed: u64) -> Vec<u64> {
+    (0..count).map(|at| (600 << 10) + (at * at * 7919 + at * seed) % 1000 * 1024).collect()
+}
+
+fn marked(start: u64, stable: u64) -> Settings {
+    Settings { start_step: Some(start), stable_steps: Some(stable), ..Settings::DEFAULT }
+}
+
+/// Replays a recorded program, which marks nothing; the step in which a plan comes into force first, the plans made, and the share of the
+/// large bytes of the last steps that find their slots, in percent.
+fn replay(name: &str, rounds: usize) -> Option<(usize, u64, u64)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces").join(name);
+    if !path.exists() {
+        eprintln!("SKIPPED: no {}", path.display());
+        return None;
+    }
+    let trace = trace::read(path).expect("a trace");
+    let mut simulation = Simulation::new(Settings::DEFAULT);
+    let (mut planned, mut count) = (None, 0);
+    let mut live = HashMap::new();
+    let (mut served, mut missed) = (0, 0);
+    for round in 0..rounds {
+        // From the third step on again: the first ones are the program's warm-up.
+        for step in &trace.steps[if round == 0 { 0 } else { 2 }..] {
+            for event in &step.events {
+                match *event {
+                    Traced::Allocate { block, size, align, .. } => {
+                        simulation.allocate(1 + block as usize, size, align);
+                        live.insert(block, size);
+                    }
+                    Traced::Free { block } => {
+                        let size = live.remove(&block).unwrap_or(0);
+                        simulation.free(1 + block as usize, size as usize);
+                    }
+                }
+            }
+            if simulation.is_planned() && planned.is_none() {
+                planned = Some(count);
+            }
+            count += 1;
+            if round + 1 == rounds {
+                served += simulation.figures.planned.bytes;
+                missed += simulation.figures.fallback.bytes;
+            }
+        }
+        for (block, size) in std::mem::take(&mut live) {
+            simulation.free(1 + block as usize, size as usize);
+        }
+    }
+    let planned = planned.unwrap_or_else(|| panic!("{name}: no plan within {count} steps"));
+    Some((planned, simulation.machine.plans, served * 100 / (served + missed).max(1)))
+}
+
+/// The step in which each recorded program is planned at the latest, and how much of its bytes the plans serve at the end, in percent.
+const RECORDED: [(&str, usize, u64); 7] = [
+    ("torch_transformer_train.csv.gz", 7, 99),
+    ("torch_convnet_train.csv.gz", 7, 99),
+    ("torch_recommender_train.csv.gz", 7, 99),
+    ("torch_mlp_train.csv.gz", 10, 99),
+    ("torch_varlen_train.csv.gz", 22, 85),
+    ("ort_transformer_arena0.csv.gz", 7, 98),
+    ("candle_transformer_infer.csv.gz", 7, 99),
+];
+
+#[test]
+fn recorded_programs_are_planned_soon_and_served() {
+    for (name, latest, least) in RECORDED {
+        let Some((step, plans, served)) = replay(name, 4) else { continue };
+        println!("figures: {name} planned={step} plans={plans} served={served}");
+        assert!(step <= latest && served >= least, "{name}: planned in step {step}, {served} % served");
+    }
+}
+
+#[test]
+fn marked_steps_are_recorded_from_start_until_stable_and_then_served() {
+    let mut simulation = Simulation::new(marked(4, 3));
+    let sizes = sizes(20, 3);
+    let mut phases = Vec::new();
+    for _ in 0..14 {
+        simulation.mark(false);
+        phases.push(simulation.machine.phase());
+        simulation.step_of(&sizes);
+    }
+    let row = |phase, count| std::iter::repeat_n(phase, count);
+    let expected: Vec<_> =
+        row(Phase::Waiting, 4).chain(row(Phase::Collecting, 5)).chain(row(Phase::Planned, 5)).collect();
+    assert_eq!(phases, expected);
+    assert_eq!(simulation.figures.fallback.bytes, 0);
+    assert_eq!(simulation.figures.planned.allocations, 20);
+    assert!(simulation.trimmed >= u32::from(TRIMS));
+}
+
+#[test]
+fn a_program_that_changes_is_recorded_again_while_the_old_plan_serves() {
+    let mut simulation = Simulation::new(marked(0, 1));
+    let run = |simulation: &mut Simulation, sizes: &[u64], steps: u32| {
+        for _ in 0..steps {
+            simulation.mark(false);
+            assert!(simulation.serving || simulation.machine.plans == 0);
+            simulation.step_of(sizes);
+        }
+    };
+    run(&mut simulation, &sizes(20, 3), 12);
+    assert_eq!(simulation.machine.plans, 1);
+    run(&mut simulation, &sizes(25, 11), MISSED_STEPS - 1);
+    simulation.mark(false);
+    assert_eq!(simulation.watch, Watch::Nothing, "some steps that miss are no change");
+    run(&mut simulation, &sizes(25, 11), 12);
+    assert_eq!((simulation.machine.plans, simulation.figures.fallback.bytes), (2, 0));
+}
+
+#[test]
+fn steps_that_do_not_repeat_get_no_plan_and_are_asked_ever_more_rarely() {
+    let mut simulation = Simulation::new(Settings { max_steps: 20, ..marked(0, 2) });
+    // A table of which each step replaces most: other sizes, that live on into steps to come.
+    let mut table = [0u64; 200];
+    let mut state = 1;
+    for _ in 0..200 {
+        simulation.mark(false);
+        for (at, bytes) in table.iter_mut().enumerate() {
+            if !random(&mut state).is_multiple_of(4) {
+                simulation.free(1 + at, *bytes as usize);
+                *bytes = (40 << 10) + random(&mut state) % (4 << 20);
+                simulation.allocate(1 + at, *bytes, 1);
+            }
+        }
+    }
+    let machine = &simulation.machine;
+    assert!(!simulation.is_planned());
+    assert!((1..=3).contains(&machine.refused_plans), "{} refused", machine.refused_plans);
+}
+
+/// xorshift64 (Marsaglia 2003).
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+#[test]
+fn concurrent_steps_are_not_recorded() {
+    let mut simulation = Simulation::new(marked(u64::from(CONCURRENT), 1));
+    let sizes = sizes(20, 3);
+    for _ in 0..2 * CONCURRENT {
+        simulation.mark(true);
+        simulation.step_of(&sizes);
+    }
+    assert!(!simulation.is_planned());
+    for _ in 0..3 * CONCURRENT {
+        simulation.mark(false);
+        simulation.step_of(&sizes);
+    }
+    assert!(simulation.is_planned(), "they are, once they run one after the other");
+}
+
+#[test]
+fn a_plan_that_presses_on_the_peak_is_left_and_its_arena_retired() {
+    let mut simulation = Simulation::new(marked(0, 1));
+    for _ in 0..10 {
+        simulation.mark(false);
+        simulation.step_of(&sizes(20, 3));
+    }
+    assert!(simulation.is_planned());
+    simulation.pressures += PRESSURES;
+    simulation.mark(false);
+    assert!(!simulation.is_planned() && !simulation.serving);
+    let retired = simulation.retired;
+    (0..3).for_each(|_| simulation.mark(false));
+    assert_eq!((retired, simulation.retired), (1, 1 + u32::from(TRIMS)));
+}
+
+#[test]
+fn where_there_is_no_memory_nothing_changes_and_it_is_tried_again() {
+    let mut simulation = Simulation::new(marked(0, 1));
+    simulation.no_memory = true;
+    for _ in 0..PATIENCE {
+        simulation.mark(false);
+        simulation.step_of(&sizes(20, 3));
+    }
+    assert_eq!((simulation.machine.failed_plans, simulation.machine.phase()), (1, Phase::Waiting));
+    simulation.no_memory = false;
+    for _ in 0..2 * PATIENCE {
+        simulation.mark(false);
+        simulation.step_of(&sizes(20, 3));
+    }
+    assert!(simulation.is_planned());
+}
+
+#[test]
+fn a_forked_child_goes_on_with_the_plan_and_counts_anew() {
+    let mut simulation = Simulation::new(marked(0, 1));
+    for _ in 0..10 {
+        simulation.mark(false);
+        simulation.step_of(&sizes(20, 3));
+    }
+    simulation.machine = Machine::new(marked(0, 1));
+    simulation.happen(Event::Forked { serving: true }, None);
+    assert!(simulation.serving && simulation.is_planned());
+    assert_eq!((simulation.machine.steps, simulation.machine.plans), (0, 1));
+    simulation.happen(Event::Disabled, None);
+    assert!(!simulation.serving && simulation.watch == Watch::Nothing);
+}
+
+#[test]
+fn detected_steps_are_planned_and_left_for_others() {
+    let mut simulation = Simulation::new(Settings::DEFAULT);
+    for _ in 0..12 {
+        simulation.step_of(&sizes(60, 3));
+    }
+    assert!(simulation.is_planned() && !simulation.machine.marked);
+    for _ in 0..200 {
+        simulation.step_of(&sizes(75, 11));
+    }
+    assert_eq!(simulation.machine.plans, 2);
+    let missed = simulation.figures.fallback.bytes;
+    (0..10).for_each(|_| simulation.step_of(&sizes(75, 11)));
+    assert_eq!(simulation.figures.fallback.bytes, missed);
+}
+
+#[test]
+fn what_has_no_period_or_takes_little_is_not_recorded() {
+    let mut simulation = Simulation::new(Settings::DEFAULT);
+    let mut state = 1u64;
+    for at in 0..100_000 {
+        simulation.allocate(1 + at % 100, (40 << 10) + random(&mut state) % (1 << 20), 1);
+        assert!(matches!(simulation.watch, Watch::Sizes));
+    }
+    let mut simulation = Simulation::new(Settings::DEFAULT);
+    for _ in 0..1000 {
+        simulation.step_of(&[40 << 10, 50 << 10, 60 << 10, 33 << 10]);
+        assert!(matches!(simulation.watch, Watch::Sizes));
+    }
+}
+
+#[test]
+fn marks_win_over_what_was_detected() {
+    let mut simulation = Simulation::new(marked(0, 1));
+    for _ in 0..12 {
+        simulation.step_of(&sizes(60, 3));
+    }
+    assert!(simulation.is_planned());
+    for _ in 0..12 {
+        simulation.mark(false);
+        simulation.step_of(&sizes(60, 3));
+    }
+    let machine = &simulation.machine;
+    assert!(simulation.is_planned() && machine.marked && machine.steps == 12);
+    assert_eq!((machine.plans, simulation.figures.fallback.bytes), (1, 0));
+}

@@ -1,0 +1,120 @@
+//! Work that takes longer than a boundary may: merging recorded steps, cutting them, planning.
+
+use crate::collector::{Collector, Needs, Proposal, with_others};
+use crate::found::{Followed, Found, Start};
+use crate::policy::{BLOCKS_HERE, GOOD_RESIDENT_SHARE, GOOD_SHARE};
+use crate::recorder::Recorder;
+use crate::settings::Settings;
+use std::sync::Arc;
+use stepalloc_planner::Effort;
+
+/// What is to be done.
+pub(crate) enum Work {
+    /// Merges marked steps, which ended at these events; beside the program, plans them where they are enough.
+    Merge { collector: Box<Collector>, ends: Vec<u64>, settings: Settings, others: Vec<Arc<Needs>> },
+    /// Cuts the events up to `end` into steps.
+    Follow { found: Box<Found>, end: u64, settings: Settings },
+    /// Plans step variants.
+    Plan { profiles: Vec<Arc<Needs>>, start: Option<Start> },
+}
+
+/// What came of it.
+pub(crate) enum Outcome {
+    /// More steps are wanted.
+    More(Box<Collector>),
+    /// Enough were seen.
+    Enough(Vec<Arc<Needs>>),
+    /// Enough were seen to say that steps do not repeat.
+    Unalike,
+    /// So many more allocations of detected steps are wanted; 0 where they are enough.
+    Follow(Box<Found>, u64),
+    /// There is no period to follow.
+    Lost,
+    /// To be planned beside the program.
+    Hard { profiles: Vec<Arc<Needs>>, start: Option<Start> },
+    /// A plan, or `None` where none could be made.
+    Plan(Option<Box<Proposal>>),
+}
+
+/// What work may take of the process.
+#[derive(Clone, Copy)]
+pub(crate) struct Means<'a> {
+    pub(crate) recorder: &'a Recorder,
+    /// log2 of the arena's granule, once it is open.
+    pub(crate) shift: Option<u32>,
+    /// Resident bytes of the process.
+    pub(crate) resident: u64,
+    pub(crate) place: Place,
+}
+
+/// Where work is done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the thread of the step.
+    Here,
+    /// The same, as no thread could be had.
+    HereOnly,
+    /// In a thread beside the program.
+    Beside,
+}
+
+impl Work {
+    /// Does it.
+    pub(crate) fn run(self, means: Means<'_>) -> Outcome {
+        match self {
+            Self::Merge { mut collector, ends, settings, others } => {
+                if !ends.iter().any(|&end| collector.step(means.recorder, end, &settings)) {
+                    return Outcome::More(collector);
+                }
+                let profiles = collector.needs(false);
+                match means.place {
+                    _ if collector.is_unalike(&profiles) => Outcome::Unalike,
+                    Place::Beside => {
+                        Outcome::Plan(plan(with_others(profiles, &others), Effort::Normal, means))
+                    }
+                    Place::Here | Place::HereOnly => Outcome::Enough(profiles),
+                }
+            }
+            Self::Follow { mut found, end, settings } => match found.follow(means.recorder, end, &settings) {
+                Followed::More(allocations) => Outcome::Follow(found, allocations.max(1)),
+                Followed::Enough => Outcome::Follow(found, 0),
+                Followed::Lost => Outcome::Lost,
+            },
+            Self::Plan { profiles, start } => {
+                let planned = match means.place {
+                    Place::Here => match easy_plan(&profiles, means) {
+                        Some(plan) => Some(plan),
+                        None => return Outcome::Hard { profiles, start },
+                    },
+                    Place::HereOnly => plan(profiles, Effort::Quick, means),
+                    Place::Beside => plan(profiles, Effort::Normal, means),
+                };
+                Outcome::Plan(planned.map(|mut plan| {
+                    plan.found = start;
+                    plan
+                }))
+            }
+        }
+    }
+}
+
+/// A plan of what is easy, made at once. Anything else may take some tenths of a second.
+fn easy_plan(profiles: &[Arc<Needs>], means: Means<'_>) -> Option<Box<Proposal>> {
+    match profiles {
+        [only] if only.step.problem.blocks.len() <= BLOCKS_HERE => {
+            plan(profiles.to_vec(), Effort::Quick, means).filter(|plan| plan.optimal)
+        }
+        _ => None,
+    }
+}
+
+fn plan(profiles: Vec<Arc<Needs>>, effort: Effort, means: Means<'_>) -> Option<Box<Proposal>> {
+    let quick = Proposal::of(profiles, Effort::Quick, means.shift)?;
+    // While a better one is looked for, the heap serves.
+    let over = quick.bytes().saturating_sub(quick.lower_bound);
+    let good =
+        quick.optimal || over <= (quick.lower_bound / GOOD_SHARE).max(means.resident / GOOD_RESIDENT_SHARE);
+    let plan =
+        if good || effort == Effort::Quick { quick } else { Proposal::of(quick.needs, effort, means.shift)? };
+    Some(Box::new(plan))
+}

@@ -1,0 +1,247 @@
+//! The words that every request reads: which of them go to the backend at once, and what is observed of the others.
+//!
+//! Requests below the *threshold* are the backend's. Addresses outside the *watched range* are freed by the backend; the range is empty
+//! at first, everything while recording, and else that of the arena and the large heap.
+
+use crate::arena::Arena;
+use crate::heap::HEAP;
+use crate::matcher::Matcher;
+use crate::os;
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
+
+/// A word of the hot path, which the preloaded library's assembly reads by its address. Only this module writes it: whoever else could would
+/// have blocks freed by the wrong owner.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Word(AtomicUsize);
+
+/// The least size in bytes that does not go to the backend at once. 0 until the allocator is first used, so that the
+/// first request comes to the dispatch and names the backend.
+pub static THRESHOLD: Word = Word(AtomicUsize::new(0));
+/// Above any request: every allocation takes the backend path.
+pub(crate) const CLOSED: usize = 1 << 47;
+/// The end of the watched range. Addresses from here on, which are nearly all where the arena lies low, are the backend's.
+pub static WATCHED_END: Word = Word(AtomicUsize::new(0));
+/// Added to an address, gives its offset in the watched range, and for addresses outside no less than [`WATCHED_BYTES`]; one byte more while
+/// recording, so that no free matches a block's start and passes unrecorded. (Not more than a byte: these words are read one after the
+/// other while they change, and any mixture of old and new ones must watch all blocks of the arena.)
+pub static WATCHED_NEGATED: Word = Word(AtomicUsize::new(1));
+/// Bytes of the watched range.
+pub static WATCHED_BYTES: Word = Word(AtomicUsize::new(0));
+
+/// Slot misses since the last boundary, in steps that nobody marks.
+pub(crate) static MISSES_IN_STEP: AtomicU32 = AtomicU32::new(0);
+/// More of them mean that the program has lost its period.
+pub(crate) static MISS_LIMIT: AtomicU32 = AtomicU32::new(u32::MAX);
+
+/// The process's state, in one place, so that a planned request finds all of it from one address.
+pub(crate) static STATE: State =
+    State { mode: AtomicU32::new(0), matcher: Matcher::empty(), arena: Arena::closed() };
+
+/// What planned requests read.
+pub(crate) struct State {
+    /// What the dispatch does: a set of the flags below; above them the number of threads that work for the allocator itself now, whose
+    /// requests go to the backend unrecorded.
+    pub(crate) mode: AtomicU32,
+    pub(crate) matcher: Matcher,
+    pub(crate) arena: Arena,
+}
+
+pub(crate) const SERVING: u32 = 1;
+pub(crate) const RECORDING: u32 = 2;
+pub(crate) const ATTACHED: u32 = 4;
+pub(crate) const SAMPLING: u32 = 8;
+pub(crate) const TRACING: u32 = 16;
+/// A plan has come into force: its slots take over the large heap's free pages as they are claimed for the first time.
+pub(crate) const FILLING: u32 = 32;
+pub(crate) const FLAGS: u32 = 63;
+const WORKER: u32 = 64;
+/// The mode of a planned process: a plan serves, nothing is recorded, nobody works inside.
+pub(crate) const PLANNED: u32 = SERVING | ATTACHED;
+/// That of one whose sizes are logged and nothing else.
+pub(crate) const SAMPLED: u32 = SAMPLING | ATTACHED;
+
+std::thread_local! {
+    /// True while this thread works for the allocator itself. One byte, no destructor.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What is observed of large blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Watch {
+    /// Nothing.
+    Nothing,
+    /// The order of their sizes.
+    Sizes,
+    /// Every allocation and free.
+    Events,
+    /// Both.
+    All,
+}
+
+/// The least size in bytes of which requests come to the dispatch; smaller ones are the backend's alone.
+#[inline(always)]
+pub fn threshold() -> usize {
+    THRESHOLD.0.load(Relaxed)
+}
+
+/// The offset of an address in the watched range; `None` where it is the backend's alone.
+#[inline(always)]
+pub fn watched_offset(address: usize) -> Option<usize> {
+    let offset = offset(address);
+    (address < WATCHED_END.0.load(Relaxed) && offset < WATCHED_BYTES.0.load(Relaxed)).then_some(offset)
+}
+
+/// The offset of an address that may be in the watched range.
+#[inline(always)]
+pub(crate) fn offset(address: usize) -> usize {
+    address.wrapping_add(WATCHED_NEGATED.0.load(Relaxed))
+}
+
+/// Opens or closes the ways of requests, by whether a plan serves and what is observed.
+pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
+    let observing = match watch {
+        Watch::Nothing => 0,
+        Watch::Sizes => SAMPLING,
+        Watch::Events => RECORDING,
+        Watch::All => SAMPLING | RECORDING,
+    };
+    let flags = if serving { SERVING } else { 0 } | observing;
+    let tracing = is_tracing();
+    let range = range();
+    // First the range, then the mode: whoever is handed a block of the arena must find its address watched.
+    match range {
+        _ if flags & RECORDING != 0 || tracing => watch_all(),
+        Some((base, bytes)) => watch_range(base.wrapping_neg(), bytes, base + bytes),
+        None => watch_range(1, 0, 0),
+    }
+    let _ = STATE
+        .mode
+        .fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING | SAMPLING) | flags));
+    // Blocks of the arena and the heap, once there are any, must be freed there.
+    let closed = flags == 0 && !tracing && range.is_none() && !HEAP.is_unopened();
+    THRESHOLD.0.store(if closed { CLOSED } else { min_bytes }, Release);
+}
+
+/// Watches all addresses.
+fn watch_all() {
+    let base = range().map_or(0, |(base, _)| base);
+    watch_range(base.wrapping_neg().wrapping_add(1), usize::MAX, usize::MAX);
+}
+
+fn watch_range(negated: usize, bytes: usize, end: usize) {
+    WATCHED_NEGATED.0.store(negated, Release);
+    WATCHED_BYTES.0.store(bytes, Release);
+    WATCHED_END.0.store(end, Release);
+}
+
+/// The addresses that are ours: those of the arena and the large heap, or the arena's alone; its first is the arena's.
+fn range() -> Option<(usize, usize)> {
+    HEAP.range().or_else(|| STATE.arena.is_open().then(|| (STATE.arena.base(), STATE.arena.reserved())))
+}
+
+/// The large heap is open now, or no more: its addresses are watched. Under the engine's lock, as [`set`].
+pub(crate) fn refresh(min_bytes: usize) {
+    let mode = STATE.mode.load(Relaxed);
+    set(mode & SERVING != 0, watch_of(mode), min_bytes);
+}
+
+/// What is observed in a mode.
+fn watch_of(mode: u32) -> Watch {
+    match (mode & SAMPLING != 0, mode & RECORDING != 0) {
+        (false, false) => Watch::Nothing,
+        (true, false) => Watch::Sizes,
+        (false, true) => Watch::Events,
+        (true, true) => Watch::All,
+    }
+}
+
+/// Opens the ways of requests at the first of them, unless the engine has done so: sizes are logged from `sampled` bytes on, where there is
+/// such a number, and everything from `traced` bytes on. Whether sizes are logged for that.
+pub(crate) fn begin(sampled: Option<usize>, traced: Option<usize>) -> bool {
+    let threshold = sampled.unwrap_or(CLOSED);
+    let is_first = THRESHOLD.0.compare_exchange(0, threshold, Release, Relaxed).is_ok();
+    let samples = is_first && sampled.is_some();
+    if samples {
+        STATE.mode.fetch_or(SAMPLING, Release);
+    }
+    if let Some(bytes) = traced {
+        STATE.mode.fetch_or(TRACING, Release);
+        watch_all();
+        THRESHOLD.0.fetch_min(bytes, Release);
+    }
+    STATE.mode.fetch_or(ATTACHED, Release);
+    samples
+}
+
+/// Ends tracing. Only who holds the engine's lock may call this: as [`set`], it must not run twice at a time.
+pub(crate) fn stop_tracing(min_bytes: usize) {
+    let mode = STATE.mode.fetch_and(!TRACING, Release);
+    if mode & TRACING != 0 {
+        set(mode & SERVING != 0, watch_of(mode), min_bytes);
+    }
+}
+
+/// Slots take over the large heap's free pages from now on, or no more.
+pub(crate) fn set_filling(filling: bool) {
+    if filling {
+        STATE.mode.fetch_or(FILLING, Release);
+    } else {
+        STATE.mode.fetch_and(!FILLING, Release);
+    }
+}
+
+/// Whether a trace is made.
+pub(crate) fn is_tracing() -> bool {
+    STATE.mode.load(Relaxed) & TRACING != 0
+}
+
+/// Ends recording and tracing in a forked child, where nobody will read the log, and forgets threads that worked for the
+/// allocator in the parent. Atomics only.
+pub(crate) fn stop_recording() {
+    let mode = STATE.mode.fetch_and(FLAGS & !(RECORDING | TRACING), Release);
+    if mode & (RECORDING | TRACING) != 0 {
+        set(mode & SERVING != 0, watch_of(mode & !RECORDING), threshold());
+    }
+}
+
+/// True while a plan serves.
+pub(crate) fn is_serving() -> bool {
+    STATE.mode.load(Acquire) & SERVING != 0
+}
+
+/// Runs `body` as work of the allocator itself: what this thread allocates meanwhile goes to the backend unrecorded.
+pub(crate) fn inside<R>(body: impl FnOnce() -> R) -> R {
+    /// Leaves, also by a panic.
+    struct Inside(bool);
+    impl Drop for Inside {
+        fn drop(&mut self) {
+            INSIDE.set(self.0);
+            STATE.mode.fetch_sub(WORKER, Relaxed);
+        }
+    }
+    STATE.mode.fetch_add(WORKER, Relaxed);
+    let _inside = Inside(INSIDE.replace(true));
+    body()
+}
+
+/// Whether this thread may work for the allocator itself, by the mode alone.
+#[inline(always)]
+pub(crate) fn may_be_inside(mode: u32) -> bool {
+    mode >= WORKER
+}
+
+/// Whether this thread works for the allocator itself. (Out of line: where a thread-local lies costs a call in a library.)
+#[cold]
+#[inline(never)]
+pub(crate) fn is_inside() -> bool {
+    INSIDE.get()
+}
+
+/// A number that tells this thread from most others.
+#[inline(always)]
+pub(crate) fn this_thread() -> u16 {
+    // The high bits of a product (Knuth, TAOCP 3, 6.4).
+    ((os::thread_pointer() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48) as u16
+}
