@@ -9,11 +9,10 @@ pub(crate) const GOOD_SHARE: u64 = 200;
 /// The same in parts of the process's resident memory, which is what users see.
 pub(crate) const GOOD_RESIDENT_SHARE: u64 = 1000;
 
-/// Boundaries after a new plan at which the backend's caches are trimmed: blocks that were live when the plan came into force are freed
-/// within the next step or two.
-pub(crate) const TRIMS: u8 = 2;
-/// Trims within the first period of a plan for detected steps: their period may be many steps of the program.
-pub(crate) const TRIMS_WITHIN: u8 = 8;
+/// Boundaries of a new plan at which the large heap still gives pages to its slots: the first may lie in the midst of a step.
+pub(crate) const FILLING: u8 = 2;
+/// Boundaries after a plan at which free pages of its arena are still taken: blocks that live on from step to step are freed by then.
+pub(crate) const RETIRING: u8 = 2;
 
 /// A step misses its plan where less than this share of its bytes finds a slot, in percent.
 pub(crate) const HIT_PERCENT: u64 = 90;

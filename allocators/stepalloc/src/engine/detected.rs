@@ -22,36 +22,13 @@ impl Machine {
         if enabled && self.look_at_cache(now) {
             return;
         }
-        let trims = enabled && self.trim_within();
-        let still_trims = self.plan.as_ref().is_some_and(|plan| plan.trims_within > 0);
-        if !enabled || self.marked && !still_trims {
-            self.observe(Watch::Nothing);
-        }
-        if self.marked || trims || !enabled {
-            return;
+        if self.marked || !enabled {
+            return self.observe(Watch::Nothing);
         }
         match &self.mode {
             Mode::Idle => self.look_for_period(now),
             _ => self.follow(now),
         }
-    }
-
-    /// Has the backend's caches trimmed several times within the first period of a plan.
-    pub(super) fn trim_within_period(&mut self) {
-        if let Some(plan) = &mut self.plan {
-            plan.trims_within = TRIMS_WITHIN;
-        }
-        self.observe(Watch::Sizes);
-        self.act(Action::WakeAfterSizes(1));
-    }
-
-    fn trim_within(&mut self) -> bool {
-        let Some(plan) = self.plan.as_mut().filter(|plan| plan.trims_within > 0) else { return false };
-        plan.trims_within -= 1;
-        let period = plan.start.map_or(plan.blocks, |start| start.rhythm.period as u64);
-        self.act(Action::Trim);
-        self.act(Action::WakeAfterSizes(period / u64::from(TRIMS_WITHIN)));
-        true
     }
 
     fn look_for_period(&mut self, now: &Snapshot<'_>) {
@@ -254,12 +231,13 @@ impl Machine {
         // What the plan before missed is not this one's.
         self.act(Action::DropMisses);
         self.act(Action::LimitMisses(self.miss_limit));
-        self.trim_within_period();
+        self.observe(Watch::Sizes);
+        self.act(Action::WakeWhenGrown);
     }
 
     pub(super) fn detected_boundary(&mut self, now: &Snapshot<'_>) {
         self.steps += self.steps_in_period();
-        self.trim_at_boundary();
+        self.settle();
         let Some(figures) = now.step.filter(|_| self.is_idle()) else { return };
         let leaves = self.serves_too_little(&figures) | self.has_changed(&figures);
         if self.presses(now) {

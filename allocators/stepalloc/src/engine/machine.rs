@@ -91,8 +91,6 @@ pub(crate) enum Action {
     LimitMisses(u32),
     /// Forgets the slot misses of the running step.
     DropMisses,
-    /// Asks the backend for what it keeps.
-    Trim,
     /// Takes the free pages of an arena that serves no more.
     RetireArena,
     /// Slots take over the large heap's free pages as they are first claimed, or no more.
@@ -140,9 +138,8 @@ pub(crate) struct Plan {
     pub(super) is_cached: bool,
     /// [`Snapshot::pressures`] when it came into force.
     pressures: u32,
-    /// Boundaries at which memory is still trimmed, and times within the first period.
-    pub(super) trims: u8,
-    pub(super) trims_within: u8,
+    /// Boundaries until each block of a step has been in its slot.
+    filling: u8,
     /// Steps in a row that missed, and that did not.
     pub(super) missed_steps: u32,
     helped_steps: u32,
@@ -335,7 +332,7 @@ impl Machine {
         if !self.settings.enabled {
             return;
         }
-        self.trim_at_boundary();
+        self.settle();
         if let Some(kind) = self.recognised() {
             return self.serve_cached(kind, Vec::new());
         }
@@ -372,8 +369,8 @@ impl Machine {
         }
     }
 
-    /// Trims at the first boundaries of a plan, and at those after none serves any more.
-    pub(super) fn trim_at_boundary(&mut self) {
+    /// At the first boundaries of a plan its slots fill; at those after none serves any more, what lived in the arena is freed.
+    pub(super) fn settle(&mut self) {
         let Some(plan) = &mut self.plan else {
             if self.retiring > 0 {
                 self.retiring -= 1;
@@ -381,22 +378,18 @@ impl Machine {
             }
             return;
         };
-        if plan.trims == 0 {
-            return;
-        }
-        plan.trims -= 1;
-        let is_last = plan.trims == 0;
-        self.act(Action::Trim);
-        if is_last {
-            // Each block of a step has been in its slot by now.
-            self.act(Action::Fill(false));
-            self.act(Action::Settle);
+        if plan.filling > 0 {
+            plan.filling -= 1;
+            if plan.filling == 0 {
+                self.act(Action::Fill(false));
+                self.act(Action::Settle);
+            }
         }
     }
 
     /// Whether the arena is as full as it will be.
     pub(super) fn has_settled(&self) -> bool {
-        self.plan.as_ref().is_some_and(|plan| plan.trims == 0)
+        self.plan.as_ref().is_some_and(|plan| plan.filling == 0)
     }
 
     /// Whether the program has left its plan for good.
@@ -511,11 +504,6 @@ impl Machine {
         self.observe(Watch::Nothing);
         self.act(Action::Fill(true));
         self.act(Action::Retain(Retention::Retain));
-        self.act(Action::Trim);
-        if self.marked {
-            // What lives into this step is freed in it, and would be kept beside an arena that fills.
-            self.trim_within_period();
-        }
         match origin {
             Origin::Learned { since, plans } => {
                 if let Some(plans) = plans {
@@ -564,7 +552,7 @@ impl Machine {
         if now.has_arena {
             self.act(Action::RetireArena);
             // What lives in the arena is freed by and by.
-            self.retiring = TRIMS;
+            self.retiring = RETIRING;
         }
         self.act(Action::Retain(Retention::Default));
         self.observe(Watch::Nothing);
@@ -579,7 +567,7 @@ impl Machine {
     fn begin_anew(&mut self, serving: bool, now: &Snapshot<'_>) {
         if serving {
             self.plans = 1;
-            self.plan = Some(Plan { trims: 0, ..Plan::new(now.pressures) });
+            self.plan = Some(Plan { filling: 0, ..Plan::new(now.pressures) });
         }
         self.act(Action::Fill(false));
         self.act(Action::Retain(if serving { Retention::Retain } else { Retention::Default }));
@@ -599,8 +587,7 @@ impl Plan {
             beyond_limit: 0,
             is_cached: false,
             pressures,
-            trims: TRIMS,
-            trims_within: 0,
+            filling: FILLING,
             missed_steps: 0,
             helped_steps: 0,
             tried: MissWindow::default(),

@@ -281,7 +281,6 @@ impl Engine {
                 MISSES_IN_STEP.store(0, Relaxed);
                 self.begin_figures();
             }
-            Action::Trim => trim(),
             Action::RetireArena => {
                 STATE.arena.each_free(|start, bytes| HEAP.adopt(start, bytes));
                 HEAP.arena_holds(STATE.arena.occupied_bytes());

@@ -32,9 +32,8 @@ struct Simulation {
     beside: Option<Outcome>,
     /// Where blocks live that a slot serves.
     slots: HashMap<usize, usize>,
-    /// Actions that are only noted.
+    /// Times that an arena was retired.
     retired: u32,
-    trimmed: u32,
     /// There is no memory to record with, or to install in.
     no_memory: bool,
 }
@@ -58,7 +57,6 @@ impl Simulation {
             beside: None,
             slots: HashMap::new(),
             retired: 0,
-            trimmed: 0,
             no_memory: false,
         }
     }
@@ -116,7 +114,6 @@ impl Simulation {
             Action::IgnoreBegin => self.matcher.ignore_begin(),
             Action::LimitMisses(limit) => self.miss_limit = limit,
             Action::DropMisses => self.misses = 0,
-            Action::Trim => self.trimmed += 1,
             Action::RetireArena => self.retired += 1,
             Action::Fill(_) | Action::Settle | Action::Retain(_) | Action::Cache { .. } => {}
         }
@@ -319,7 +316,6 @@ fn marked_steps_are_recorded_from_start_until_stable_and_then_served() {
     assert_eq!(phases, expected);
     assert_eq!(simulation.figures.fallback.bytes, 0);
     assert_eq!(simulation.figures.planned.allocations, 20);
-    assert!(simulation.trimmed >= u32::from(TRIMS));
 }
 
 #[test]
@@ -399,7 +395,7 @@ fn a_plan_that_presses_on_the_peak_is_left_and_its_arena_retired() {
     assert!(!simulation.is_planned() && !simulation.serving);
     let retired = simulation.retired;
     (0..3).for_each(|_| simulation.mark(false));
-    assert_eq!((retired, simulation.retired), (1, 1 + u32::from(TRIMS)));
+    assert_eq!((retired, simulation.retired), (1, 1 + u32::from(RETIRING)));
 }
 
 #[test]
