@@ -676,13 +676,10 @@ impl Engine {
             self.plans = 1;
         }
         RECORDER.clear();
-        // Blocks of the arena must not fall below the threshold, whatever the environment says now.
-        let min_bytes = if STATE.arena.is_open() {
-            settings.min_bytes.min(route::threshold())
-        } else {
-            settings.min_bytes
-        };
-        self.listen_anew(serving, &Settings { min_bytes, ..settings });
+        // The parent's plan is filled, as far as it will be.
+        route::set_filling(false);
+        self.pressures = HEAP.pressures();
+        self.listen_anew(serving, &settings);
     }
 
     fn statistics(&self) -> Statistics {
