@@ -558,6 +558,7 @@ impl Engine {
         proposal.limit(wanted.min(STATE.arena.reserved()));
         let granted = STATE.arena.commit(proposal.bytes() as usize, settings.huge_pages == HugePages::Always);
         proposal.limit(granted);
+        HEAP.reach_in_arena(STATE.arena.committed());
         if settings.populate {
             STATE.arena.populate(proposal.bytes() as usize);
         }

@@ -147,13 +147,17 @@ pub(super) fn within_allocation<R>(body: impl FnOnce(&mut Engine) -> R) -> Optio
 impl Engine {
     /// Says nothing of bad settings: nearly every process asks for some large block.
     fn open_heap(&mut self) {
-        // Both lie in one range, or the arena has its own.
-        if STATE.arena.is_open() {
-            HEAP.disable();
-        } else {
-            HEAP.open(settings::least_bytes());
+        // Another thread may have done it just now.
+        if !HEAP.is_unopened() {
+            return;
         }
+        // Both lie in one range, or the arena has its own.
+        if STATE.arena.is_open() || !HEAP.open() {
+            HEAP.disable();
+        }
+        // No block comes from it before its address is watched.
         route::refresh(route::threshold());
+        HEAP.begin_serving(settings::least_bytes());
     }
 
     /// The program marks its steps: what was found is forgotten.
