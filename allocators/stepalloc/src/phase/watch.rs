@@ -5,6 +5,8 @@
 //!
 //! A thread looks to it now and then. It is there only while a plan serves and is used: it ends when it has given the arena's
 //! pages back, and is started again at the next boundary. The pages come again when they are touched; plans stay as they are.
+//!
+//! It is there too while the large heap holds much, used or not: started when the heap grows, so that no free has to.
 
 use super::unmarked::within_allocation;
 use super::{Engine, Phase, trim};
@@ -56,7 +58,7 @@ fn give_back() -> usize {
 pub(crate) fn relieve() {
     os::keeping_errno(|| {
         give_back();
-        HEAP.arena_holds(STATE.arena.occupied_bytes());
+        HEAP.relieved(STATE.arena.occupied_bytes());
     });
 }
 
@@ -78,9 +80,9 @@ fn activity() -> u64 {
 }
 
 impl Engine {
-    /// Starts the thread that looks, where a plan serves and there is none.
+    /// Starts the thread that looks, where a plan serves or the heap holds much, and there is none.
     pub(super) fn watch_from_beside(&self, settings: &Settings) {
-        if self.phase == Phase::Planned {
+        if self.phase == Phase::Planned || HEAP.wants_watch() {
             self.watch(settings);
         }
     }
@@ -96,7 +98,7 @@ impl Engine {
     }
 }
 
-/// Starts the thread that looks, because the large heap has much that is free.
+/// Starts the thread that looks, because the large heap has become large. Called within an allocation.
 #[cold]
 pub(crate) fn watch_heap() {
     let started = within_allocation(|engine| {
@@ -131,12 +133,13 @@ impl Naps {
     }
 }
 
-/// Gives memory back once nothing was asked for over some looks in so many seconds, and ends. Allocates nothing until then.
+/// Gives memory back whenever nothing was asked for over some looks in so many seconds, and ends then, unless the large heap holds much
+/// still. Allocates nothing until then.
 extern "C" fn watch(seconds: *mut c_void) -> *mut c_void {
     os::name_thread(c"stepalloc");
     let pause = Duration::from_secs(seconds.addr() as u64) / LOOKS;
     let (mut before, mut unchanged, mut naps) = (activity(), 0, Naps::default());
-    while unchanged < LOOKS {
+    loop {
         let mut left = pause;
         while !left.is_zero() {
             thread::sleep(left.min(NAP));
@@ -152,11 +155,15 @@ extern "C" fn watch(seconds: *mut c_void) -> *mut c_void {
         let now = activity();
         unchanged = if now == before { unchanged + 1 } else { 0 };
         before = now;
+        if unchanged == LOOKS {
+            release();
+            RELEASES.fetch_add(1, Relaxed);
+        }
+        if unchanged >= LOOKS && !HEAP.is_watched_on() {
+            // The next boundary starts another, and so does the heap when it grows.
+            WATCHED.store(false, Relaxed);
+            HEAP.end_watch();
+            return ptr::null_mut();
+        }
     }
-    // The next boundary starts another, and so does the heap.
-    WATCHED.store(false, Relaxed);
-    HEAP.end_watch();
-    release();
-    RELEASES.fetch_add(1, Relaxed);
-    ptr::null_mut()
 }
