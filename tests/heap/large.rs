@@ -253,6 +253,73 @@ fn what_one_peak_leaves_goes_back_when_nothing_is_asked_for() {
 }
 
 #[test]
+fn what_is_freed_long_after_the_last_request_goes_back_too() {
+    let settings = [("STEPALLOC_IDLE", "1")];
+    scenario(test_name!(what_is_freed_long_after_the_last_request_goes_back_too), &settings, || {
+        let before = kibibytes("VmRSS");
+        let blocks: Vec<_> = (0..60).map(|_| Block::new(LARGEST, 64, false).expect("memory")).collect();
+        std::thread::sleep(Duration::from_secs(4));
+        assert!(statistics().idle_releases > 0, "it was looked after meanwhile");
+        blocks.into_iter().for_each(free);
+        let began = Instant::now();
+        while kibibytes("VmRSS") > before + (16 << 10) {
+            assert!(began.elapsed().as_secs() < 20, "{:?}", statistics());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+}
+
+#[test]
+fn a_least_size_that_is_raised_later_leaves_no_block_to_the_backend() {
+    scenario(test_name!(a_least_size_that_is_raised_later_leaves_no_block_to_the_backend), &[], || {
+        let block = Block::new(100 * KIB, 16, false).expect("memory");
+        assert!(is_extent(&block));
+        // SAFETY: no other thread reads the environment.
+        unsafe { std::env::set_var("STEPALLOC_MIN_BYTES", "1000000") };
+        stepalloc::boundary();
+        free(block);
+    });
+}
+
+/// The handlers below are to do something.
+static HANDLES_FORK: AtomicBool = AtomicBool::new(false);
+
+/// A handler of fork that takes a large block, and has it at once.
+unsafe extern "C" fn allocate_at_fork() {
+    if HANDLES_FORK.load(Relaxed) {
+        let began = Instant::now();
+        free(Block::new(MIB, 16, false).expect("memory"));
+        assert!(began.elapsed().as_millis() < 500, "{:?}", began.elapsed());
+    }
+}
+
+extern "C" fn register() {
+    // SAFETY: the handlers are of this image.
+    unsafe { libc::pthread_atfork(Some(allocate_at_fork), Some(allocate_at_fork), Some(allocate_at_fork)) };
+}
+
+/// Before the first block, with which the heap registers its own: these run between them.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static REGISTER: extern "C" fn() = register;
+
+#[test]
+fn handlers_of_fork_may_allocate() {
+    scenario(test_name!(handlers_of_fork_may_allocate), &[], || {
+        free(Block::new(MIB, 16, false).expect("memory"));
+        HANDLES_FORK.store(true, Relaxed);
+        for _ in 0..3 {
+            in_fork(|| {
+                HANDLES_FORK.store(false, Relaxed);
+                let block = Block::new(MIB, 16, false)?;
+                if is_extent(&block) { block.free() } else { Err(format!("{block} is not of the heap")) }
+            })
+            .expect("a child that goes on");
+        }
+    });
+}
+
+#[test]
 fn random_replacement_takes_little_more_than_is_alive() {
     scenario(test_name!(random_replacement_takes_little_more_than_is_alive), &[], || {
         let mut random = Random::new(3);

@@ -61,7 +61,9 @@ fn memory_goes_back_on_request_and_comes_again() {
         let given = stepalloc::release() as u64;
         let after = stepalloc::statistics();
         let free = before.arena_bytes - before.arena_occupied_bytes;
-        assert!(given <= free && given + 3 * 4096 >= free, "{given} of {free} bytes");
+        // The large heap has free pages too where the kernel does not move them to the arena.
+        let heap = before.heap_resident_bytes - before.heap_bytes;
+        assert!(given <= free + heap && given + 3 * 4096 >= free, "{given} of {free} bytes");
         assert!(after.vm_rss_bytes + given / 10 * 9 <= before.vm_rss_bytes, "{before:?} {after:?}");
         // The block that lives is as it was: it is checked when it is freed. Plans stay.
         (0..10).for_each(|_| keeping(&mut kept));

@@ -49,8 +49,9 @@ unsafe impl<B: Backend> GlobalAlloc for StatisticAllocator<B> {
 
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: by the caller's promise the block is live and of this layout. Blocks of the arena have a size that is
-        // not below the threshold, which never rises again once there is an arena: realloc moves those that shrink below it.
+        // SAFETY: by the caller's promise the block is live and of this layout. Blocks of the arena and the large heap have a size
+        // that is not below the threshold, which never rises once either has its range (`route::set`): realloc moves those that shrink
+        // below it.
         unsafe {
             if layout.size() < route::threshold() {
                 return B::deallocate(block, layout.size(), layout.align());

@@ -94,14 +94,32 @@ pub(crate) fn map_at(start: *mut u8, bytes: usize, usable: bool) -> bool {
 /// # Safety
 /// The range is whole pages of a private anonymous mapping of ours, readable and writable, and nobody needs its content.
 pub(crate) unsafe fn map_anew(start: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise. A kernel that fails has left the mapping as it was, or has unmapped it already, and then there is room
+    // for it at the second time; where not even that holds, the write in `discard` ends the process.
+    keeping_errno(|| unsafe {
+        if !map_over(start, bytes) && !map_over(start, bytes) {
+            discard(start, bytes);
+        }
+    });
+}
+
+/// Maps fresh pages over whatever is there; `false` where the system refuses.
+///
+/// # Safety
+/// The range is whole pages of ours, mapped or not, and nobody needs its content.
+unsafe fn map_over(start: *mut u8, bytes: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     // SAFETY: the caller's promise.
-    let mapped = unsafe { libc::mmap(start.cast(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-    if mapped == libc::MAP_FAILED {
-        // It stays mapped as it was.
-        // SAFETY: as above.
-        unsafe { discard(start, bytes) };
+    unsafe {
+        libc::mmap(start.cast(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) != libc::MAP_FAILED
     }
+}
+
+/// What was mapped is so no more: the process ends here, before it runs into the hole.
+#[cold]
+fn lost(start: *mut u8, bytes: usize) -> ! {
+    say(format_args!("the system does not map the {bytes} bytes at {start:p} again"));
+    std::process::abort();
 }
 
 /// Bytes of the machine's memory.
@@ -202,7 +220,7 @@ pub(crate) fn populate(start: *mut u8, bytes: usize) {
 /// Returns the whole pages inside the range to the system; they read as zero afterwards. Their bytes.
 ///
 /// # Safety
-/// The range is part of a private anonymous mapping of ours and nobody needs its content.
+/// The range is part of a private anonymous mapping of ours, readable and writable, and nobody needs its content.
 pub(crate) unsafe fn discard(start: *mut u8, bytes: usize) -> usize {
     let first = (start as usize).next_multiple_of(PAGE);
     let end = (start as usize + bytes) & !(PAGE - 1);
@@ -210,20 +228,101 @@ pub(crate) unsafe fn discard(start: *mut u8, bytes: usize) -> usize {
         return 0;
     }
     // SAFETY: only whole pages inside the caller's range, whose content the caller gave up.
-    unsafe { libc::madvise(first as *mut _, end - first, libc::MADV_DONTNEED) };
+    let advise = |advice| unsafe { libc::madvise(first as *mut _, end - first, advice) == 0 };
+    keeping_errno(|| {
+        // Pages that are locked in memory go back by an advice of their own, since Linux 5.18.
+        if !advise(libc::MADV_DONTNEED) && !advise(libc::MADV_DONTNEED_LOCKED) {
+            // SAFETY: as above.
+            unsafe { (first as *mut u8).write_bytes(0, end - first) };
+        }
+    });
     end - first
 }
 
-/// Moves the memory behind a range to another one, whose own memory goes back to the system; the source reads as zeros then. `false`, and
-/// nothing has changed, where the kernel cannot (before Linux 5.7, or across mappings).
+/// Moves the memory behind a range to another one, whose own memory goes back to the system; the source reads as zeros then. `false` where
+/// the kernel does not: the destination is mapped anew and reads as zeros then, and of the source's pages any may have lost their content.
 ///
 /// # Safety
-/// Both are whole pages of private anonymous mappings of ours, readable and writable, do not overlap, and nobody else uses them.
+/// Both are whole pages of private anonymous mappings of ours, readable and writable, do not overlap, and nobody else uses them, nor needs
+/// their content.
 pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> bool {
+    // SAFETY: the caller's promise. The kernel unmaps the destination before it looks at the source: where it fails then (across mappings
+    // before Linux 6.17, or without room for another mapping), a hole is left.
+    keeping_errno(|| unsafe {
+        let moved = remap(from, to, bytes);
+        if !moved && !map_over(to, bytes) {
+            lost(to, bytes);
+        }
+        moved
+    })
+}
+
+/// As [`move_pages`], with the content in any case: what the kernel does not move is copied. `false` where it did not move all.
+///
+/// # Safety
+/// As there, but for the source's content.
+pub(crate) unsafe fn move_content(from: *mut u8, to: *mut u8, bytes: usize) -> bool {
+    // SAFETY: the caller's promise. The kernel moves mapping by mapping, each as a whole or not at all (it undoes what it began), so a
+    // failure may come after some have moved. Of an empty destination it is known which: what is mapped there afterwards has moved, and
+    // its source reads as zeros; behind what is not, the source is as it was. Nobody maps anything there meanwhile who does not name the
+    // address, as where the range ends.
+    keeping_errno(|| unsafe {
+        if libc::munmap(to.cast(), bytes) != 0 {
+            // Both are as they were.
+            ptr::copy_nonoverlapping(from, to, bytes);
+        } else if remap(from, to, bytes) {
+            return true;
+        } else {
+            let page = (libc::sysconf(libc::_SC_PAGESIZE) as usize).min(PAGE);
+            for at in (0..bytes).step_by(page) {
+                let (source, place) = (from.add(at), to.wrapping_add(at));
+                let protection = libc::PROT_READ | libc::PROT_WRITE;
+                match map_with(place as usize, page, protection, libc::MAP_FIXED_NOREPLACE) {
+                    Some(_) => ptr::copy_nonoverlapping(source, place, page),
+                    None if io::Error::last_os_error().raw_os_error() == Some(libc::EEXIST) => {}
+                    None => lost(place, page),
+                }
+            }
+        }
+        discard(from, bytes);
+        false
+    })
+}
+
+/// # Safety
+/// As for [`move_content`]. Where this fails, it says nothing of either range.
+unsafe fn remap(from: *mut u8, to: *mut u8, bytes: usize) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     // SAFETY: the caller's promise.
-    let moved = unsafe { libc::mremap(from.cast(), bytes, bytes, flags, to.cast::<libc::c_void>()) };
-    moved != libc::MAP_FAILED
+    unsafe { libc::mremap(from.cast(), bytes, bytes, flags, to.cast::<libc::c_void>()) != libc::MAP_FAILED }
+}
+
+/// Whether the kernel moves pages of several mappings together (since Linux 6.17). Where it does not, moves fail sooner or later: pages that
+/// were moved are mappings of their own.
+pub(crate) fn moves_across_mappings() -> bool {
+    let Some(start) = map(4 * PAGE) else { return false };
+    let [first, second, third] = [0, 1, 2].map(|page| start.wrapping_add(page * PAGE));
+    // SAFETY: mapped just now, and known here only.
+    unsafe {
+        second.write(1);
+        let moved = libc::madvise(second.cast(), PAGE, libc::MADV_DONTDUMP) == 0
+            && move_pages(first, third, 2 * PAGE)
+            && third.add(PAGE).read() == 1;
+        unmap(start, 4 * PAGE);
+        moved
+    }
+}
+
+/// Mappings of this process; `None` where the system does not say.
+pub(crate) fn mappings() -> Option<usize> {
+    let mut file = File::open("/proc/self/maps").ok()?;
+    let (mut buffer, mut count) = ([0; 4096], 0);
+    loop {
+        match file.read(&mut buffer).ok()? {
+            0 => return Some(count),
+            length => count += buffer[..length].iter().filter(|&&byte| byte == b'\n').count(),
+        }
+    }
 }
 
 /// Bytes that are looked at together by [`zero`].
@@ -736,4 +835,60 @@ pub fn say(line: fmt::Arguments<'_>) {
     let mut text = Text::<1024>::new();
     let _ = fmt::write(&mut text, format_args!("stepalloc: {line}\n"));
     write_all(2, text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_are_locked_in_memory_read_as_zeros_once_given_back() {
+        let start = map(4 * PAGE).expect("memory");
+        // SAFETY: mapped just now, and known here only.
+        unsafe {
+            start.write_bytes(7, 4 * PAGE);
+            libc::mlock(start.add(PAGE).cast(), PAGE);
+            discard(start, 4 * PAGE);
+            assert!((0..4 * PAGE).all(|at| start.add(at).read() == 0));
+            unmap(start, 4 * PAGE);
+        }
+    }
+
+    /// Four pages of their numbers, the third of a mapping of its own that the kernel does not move, where it can be told so.
+    fn hard_to_move() -> *mut u8 {
+        let start = map(4 * PAGE).expect("memory");
+        // SAFETY: mapped just now, and known here only; a sealed page can still be read and written.
+        unsafe {
+            (0..4).for_each(|page| start.add(page * PAGE).write_bytes(1 + page as u8, PAGE));
+            const MSEAL: libc::c_long = 462;
+            libc::syscall(MSEAL, start.add(2 * PAGE), PAGE, 0);
+        }
+        start
+    }
+
+    #[test]
+    fn content_arrives_where_the_kernel_fails_on_its_way() {
+        let (from, to) = (hard_to_move(), map(4 * PAGE).expect("memory"));
+        // SAFETY: mapped just now, and known here only.
+        unsafe {
+            to.write_bytes(9, 4 * PAGE);
+            move_content(from, to, 4 * PAGE);
+            assert!((0..4 * PAGE).all(|at| to.add(at).read() == 1 + (at / PAGE) as u8));
+            to.write_bytes(9, 4 * PAGE);
+        }
+    }
+
+    #[test]
+    fn a_destination_is_mapped_where_the_kernel_fails_on_its_way() {
+        let (from, to) = (hard_to_move(), map(4 * PAGE).expect("memory"));
+        // SAFETY: mapped just now, and known here only.
+        unsafe {
+            to.write_bytes(9, 4 * PAGE);
+            if !move_pages(from, to, 4 * PAGE) {
+                assert!((0..4 * PAGE).all(|at| to.add(at).read() == 0));
+            }
+            to.write_bytes(9, 4 * PAGE);
+        }
+        assert!(mappings().is_some_and(|count| count > 4));
+    }
 }

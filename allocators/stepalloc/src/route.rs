@@ -202,20 +202,34 @@ unsafe fn served_or_backend<B: Backend>(
 /// As for [`allocate`].
 #[inline]
 unsafe fn unplanned<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
-    if HEAP.is_unopened() {
-        engine::open_heap();
-    }
-    match HEAP.allocate(size, align, zeroed) {
-        Some(block) => {
-            if HEAP.presses() {
-                engine::relieve();
-            }
-            block
-        }
+    match allocate_extent(size, align, zeroed) {
+        Some(block) => block,
         // SAFETY: the caller's promise.
         None if zeroed => unsafe { B::allocate_zeroed(size, align) },
         // SAFETY: as above.
         None => unsafe { B::allocate(size, align) },
+    }
+}
+
+/// A block of the large heap, where it serves such.
+#[inline]
+fn allocate_extent(size: usize, align: usize, zeroed: bool) -> Option<*mut u8> {
+    if HEAP.is_unopened() {
+        engine::open_heap();
+    }
+    let block = HEAP.allocate(size, align, zeroed)?;
+    heap_has_grown();
+    Some(block)
+}
+
+/// Does what the large heap wants done since a block was made or has grown, before that is touched.
+#[inline]
+fn heap_has_grown() {
+    if HEAP.presses() {
+        engine::relieve();
+    }
+    if HEAP.wants_watch() {
+        engine::watch_heap();
     }
 }
 
@@ -306,11 +320,7 @@ pub unsafe fn release_at(offset: usize) -> bool {
 /// [`release_at`] for the large heap.
 #[inline(never)]
 fn release_extent(offset: usize) -> bool {
-    let released = HEAP.release_at(offset);
-    if released && HEAP.wants_watch() {
-        engine::watch_heap();
-    }
-    released
+    HEAP.release_at(offset)
 }
 
 /// Changes a block's size, moving it where needed; on null the old block is as it was.
@@ -334,10 +344,12 @@ pub unsafe fn reallocate<B: Backend>(
     let serves = mode & SERVING != 0 && new_size >= threshold;
     // No gap: who grows a block again and again would have it copied each time, which an extent mostly spares him.
     let served = if serves { serve_from_slot(new_size, align) } else { None };
+    let is_backends = !in_arena && !in_heap;
+    let served = served.or_else(|| if is_backends { allocate_extent(new_size, align, false) } else { None });
     if served.is_none() && !in_arena {
         // It may stay with who has it.
         let extent = in_heap && align <= os::PAGE;
-        if extent || !in_heap && !HEAP.serves(new_size) {
+        if extent || is_backends {
             if old_size >= threshold {
                 record_free(mode, block, old_size);
             }
@@ -348,6 +360,9 @@ pub unsafe fn reallocate<B: Backend>(
                 unsafe { B::reallocate(block, old_size, align, new_size) }
             };
             if !new.is_null() {
+                if extent {
+                    heap_has_grown();
+                }
                 record(mode, new, new_size, align, Some((block, old_size)));
                 return new;
             }
@@ -385,9 +400,6 @@ unsafe fn free_moved<B: Backend>(mode: u32, block: *mut u8, size: usize, align: 
         Released::Foreign if HEAP.contains(block as usize) => {
             if !HEAP.release(block as usize) {
                 invalid_free(block);
-            }
-            if HEAP.wants_watch() {
-                engine::watch_heap();
             }
         }
         // SAFETY: the caller's promise; the block is not the arena's nor the heap's, so it is the backend's.

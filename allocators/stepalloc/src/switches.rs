@@ -119,7 +119,11 @@ pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
     let _ = STATE
         .mode
         .fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING | SAMPLING) | flags));
-    // Blocks of the arena and the heap, once there are any, must be freed there.
+    // Blocks of the arena and the heap, once there may be any, must be freed there: none may fall below the threshold.
+    let min_bytes = match (range, threshold()) {
+        (Some(_), before @ 1..) => min_bytes.min(before),
+        _ => min_bytes,
+    };
     let closed = flags == 0 && !tracing && range.is_none() && !HEAP.is_unopened();
     THRESHOLD.0.store(if closed { CLOSED } else { min_bytes }, Release);
 }

@@ -5,6 +5,8 @@
 //!
 //! A thread looks to it now and then. It is there only while a plan serves and is used: it ends when it has given the arena's
 //! pages back, and is started again at the next boundary. The pages come again when they are touched; plans stay as they are.
+//!
+//! It is there too while the large heap holds much, used or not: started when the heap grows, so that no free has to.
 
 use super::{ENGINE, Engine, enter, trim};
 use crate::heap::HEAP;
@@ -57,7 +59,7 @@ fn give_back() -> usize {
 pub(crate) fn relieve() {
     os::keeping_errno(|| {
         give_back();
-        HEAP.arena_holds(STATE.arena.occupied_bytes());
+        HEAP.relieved(STATE.arena.occupied_bytes());
     });
 }
 
@@ -89,7 +91,7 @@ pub(super) fn watch(settings: &Settings) {
     let _ = os::start_thread(look, usize::try_from(seconds).unwrap_or(usize::MAX));
 }
 
-/// Starts the thread that looks, because the large heap has much that is free.
+/// Starts the thread that looks, because the large heap has become large. Called within an allocation.
 #[cold]
 pub(crate) fn watch_heap() {
     let started = enter(Some(1), |engine| watch(&engine.settings()));
@@ -129,12 +131,13 @@ extern "C" fn look(seconds: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// Gives memory back once nothing was asked for over some looks in so many seconds, and ends. Allocates nothing until then.
+/// Gives memory back whenever nothing was asked for over some looks in so many seconds, and ends then, unless the large heap holds much
+/// still. Allocates nothing until then.
 fn give_back_when_idle(seconds: u64) {
     os::name_thread(c"stepalloc");
     let pause = Duration::from_secs(seconds) / LOOKS;
     let (mut before, mut unchanged, mut naps) = (activity(), 0, Naps::default());
-    while unchanged < LOOKS {
+    loop {
         let mut left = pause;
         while !left.is_zero() {
             thread::sleep(left.min(NAP));
@@ -150,10 +153,15 @@ fn give_back_when_idle(seconds: u64) {
         let now = activity();
         unchanged = if now == before { unchanged + 1 } else { 0 };
         before = now;
+        if unchanged == LOOKS {
+            release();
+            RELEASES.fetch_add(1, Relaxed);
+        }
+        if unchanged >= LOOKS && !HEAP.is_watched_on() {
+            // The next boundary starts another, and so does the heap when it grows.
+            WATCHED.store(false, Relaxed);
+            HEAP.end_watch();
+            return;
+        }
     }
-    // The next boundary starts another, and so does the heap.
-    WATCHED.store(false, Relaxed);
-    HEAP.end_watch();
-    release();
-    RELEASES.fetch_add(1, Relaxed);
 }

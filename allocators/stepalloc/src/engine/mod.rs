@@ -166,13 +166,17 @@ pub(crate) fn end_trace() {
 #[cold]
 pub(crate) fn open_heap() {
     enter(Some(1), |_| {
-        // Both lie in one range, or the arena has its own.
-        if STATE.arena.is_open() {
-            HEAP.disable();
-        } else {
-            HEAP.open(settings::least_bytes());
+        // Another thread may have done it just now.
+        if !HEAP.is_unopened() {
+            return;
         }
+        // Both lie in one range, or the arena has its own.
+        if STATE.arena.is_open() || !HEAP.open() {
+            HEAP.disable();
+        }
+        // No block comes from it before its address is watched.
         switches::refresh(switches::threshold());
+        HEAP.begin_serving(settings::least_bytes());
     });
 }
 
@@ -356,6 +360,7 @@ impl Engine {
         proposal.limit(wanted.min(STATE.arena.reserved()));
         let granted = STATE.arena.commit(proposal.bytes() as usize, settings.huge_pages == HugePages::Always);
         proposal.limit(granted);
+        HEAP.reach_in_arena(STATE.arena.committed());
         if settings.populate {
             STATE.arena.populate(proposal.bytes() as usize);
         }
@@ -401,10 +406,10 @@ impl Engine {
 
     /// Says what the arena holds, once it is full, and has somebody look whether it is used.
     fn look_after_arena(&mut self) {
-        if self.machine.phase() == Phase::Planned {
-            if self.machine.has_settled() {
-                HEAP.arena_holds(STATE.arena.bytes());
-            }
+        if self.machine.has_settled() {
+            HEAP.arena_holds(STATE.arena.bytes());
+        }
+        if self.machine.phase() == Phase::Planned || HEAP.wants_watch() {
             idle::watch(&self.settings());
         }
     }

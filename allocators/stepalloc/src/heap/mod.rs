@@ -12,7 +12,7 @@
 //!
 //! One short lock, without a page fault under it and without a system call but for the range's rare growth. An allocation that does not get
 //! it within a second is the backend's. A free that does not get it at once is left to whoever has it ([`Heap::defer`]), so that no free
-//! waits. Handlers of fork hold the lock meanwhile.
+//! waits, and so are extents whose pages moved or went back. Handlers of fork hold the lock meanwhile.
 
 use crate::os::{self, PAGE};
 use core::cell::UnsafeCell;
@@ -51,14 +51,20 @@ const TAIL_LEAST: usize = LEAST_BYTES;
 const SCANNED: usize = 256;
 /// Moves after which mappings are made one again: each may leave two behind, of which a process has 65,530.
 const MOVES: u32 = 8192;
+/// Where there are more mappings even then, as live blocks keep theirs, nothing is moved any more.
+const MAPPINGS: usize = 16_384;
+/// The tables are made usable for so many pages at a time: a bit each fills a page of 64 KiB.
+const TABLE_STEP: u32 = 1 << 19;
 /// Times that a free asks for the lock before it is left to its holder.
 const FREE_ATTEMPTS: u32 = 8;
-/// With more free bytes than these resident, somebody is to look whether they are used at all.
+/// With more bytes than these resident, somebody is to look whether they are used at all.
 const WATCHED_BYTES: usize = 64 << 20;
 
 /// In an entry of a block: its free is deferred.
 const DEFERRED: u64 = 1 << 31;
-const PAGES_MASK: u64 = DEFERRED - 1;
+/// The same of an extent that is no block, and not counted as one.
+const UNCOUNTED: u64 = 1 << 30;
+const PAGES_MASK: u64 = UNCOUNTED - 1;
 
 pub(crate) static HEAP: Heap = Heap::closed();
 
@@ -77,12 +83,14 @@ pub(crate) struct Heap {
     /// Of the heap's pages, and of the arena's while it is filled.
     touched: Touched,
     arena_touched: Touched,
+    /// Pages of the arena for which that table is usable.
+    arena_reached: AtomicU32,
     mutex: Mutex,
     table: UnsafeCell<Table>,
     /// The newest block whose free was deferred: the number of its page, plus 1.
     deferred: AtomicU32,
-    /// A fork is under way, whose handler has the lock.
-    forking: AtomicBool,
+    /// The [thread](os::thread_pointer) that forks, and whose handlers have the lock; 0 for none.
+    forking: AtomicUsize,
     /// The kernel moves pages, as far as is known.
     moves: AtomicBool,
     /// Moves since mappings were made one.
@@ -93,8 +101,8 @@ pub(crate) struct Heap {
     pressed: AtomicBool,
     /// Times that they did.
     pressures: AtomicU32,
-    /// Free pages that may be resident, as of the last free.
-    free_pages: AtomicU64,
+    /// Pages that may be resident, as of the last block.
+    resident: AtomicU64,
 }
 
 /// States of [`Heap::state`].
@@ -110,12 +118,14 @@ struct Table {
     end: u32,
     /// Pages that are mapped.
     mapped: u32,
+    /// Pages for which there are tables, at least as many.
+    reached: u32,
     counters: Counters,
 }
 
 /// Figures since the process's start.
 struct Counters {
-    /// Blocks handed out.
+    /// Blocks handed out and freed.
     blocks: u64,
     /// Pages moved.
     moved: u64,
@@ -180,37 +190,41 @@ impl Heap {
             blocks: Blocks::none(),
             touched: Touched::none(),
             arena_touched: Touched::none(),
+            arena_reached: AtomicU32::new(0),
             mutex: Mutex::new(),
             table: UnsafeCell::new(Table {
                 extents: AtomicPtr::new(ptr::null_mut()),
                 retention: Retention::new(),
                 end: 0,
                 mapped: 0,
+                reached: 0,
                 counters: Counters { blocks: 0, moved: 0, returned: 0 },
             }),
             deferred: AtomicU32::new(0),
-            forking: AtomicBool::new(false),
-            moves: AtomicBool::new(true),
+            forking: AtomicUsize::new(0),
+            moves: AtomicBool::new(false),
             moved: AtomicU32::new(0),
             watched: AtomicBool::new(false),
             pressed: AtomicBool::new(false),
             pressures: AtomicU32::new(0),
-            free_pages: AtomicU64::new(0),
+            resident: AtomicU64::new(0),
         }
     }
 
-    /// Opens the heap for blocks of `least` bytes and more, once; `true` where this call has opened it. Where the system has no room, or the
+    /// Opens the heap, once, for [`Heap::begin_serving`]; `true` where this call has opened it. Where the system has no room, or the
     /// address space is limited (what is reserved would be taken from the program), it stays closed.
-    pub(crate) fn open(&self, least: usize) -> bool {
+    pub(crate) fn open(&self) -> bool {
         if self.state.compare_exchange(UNOPENED, OPENING, Acquire, Relaxed).is_err() {
             return false;
         }
         let opened = !os::address_space_is_limited() && self.map().is_some();
-        let least = if opened { least.max(LEAST_BYTES) } else { usize::MAX };
-        // `disable` may have come between.
-        let _ = self.least.compare_exchange(0, least, Release, Relaxed);
         self.state.store(DONE, Release);
         opened
+    }
+
+    /// Serves blocks of `least` bytes and more from now on, unless it was disabled before. It is open, and its addresses are watched.
+    pub(crate) fn begin_serving(&self, least: usize) {
+        let _ = self.least.compare_exchange(0, least.max(LEAST_BYTES), Release, Relaxed);
     }
 
     fn map(&self) -> Option<()> {
@@ -220,7 +234,11 @@ impl Heap {
         let pages = half / PAGE;
         let extents_bytes = size_of::<Extents>().next_multiple_of(PAGE);
         let (blocks_bytes, touched_bytes) = (Blocks::bytes_for(pages), Touched::bytes_for(pages));
-        let tables = os::map(extents_bytes + blocks_bytes + 2 * touched_bytes)?;
+        // Limits of memory that is locked, or data, count what is usable only.
+        let tables = os::reserve_anywhere(extents_bytes + blocks_bytes + 2 * touched_bytes)?;
+        if !os::commit(tables, extents_bytes) {
+            return None;
+        }
         // SAFETY: nobody has the table before the heap is open; the mapping is zeros, which are no extents, and stays.
         unsafe {
             *(*self.table.get()).extents.get_mut() = tables.cast();
@@ -228,6 +246,7 @@ impl Heap {
             self.touched.open(tables.wrapping_add(extents_bytes + blocks_bytes));
             self.arena_touched.open(tables.wrapping_add(extents_bytes + blocks_bytes + touched_bytes));
         }
+        self.moves.store(os::moves_across_mappings(), Relaxed);
         os::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
         self.base.store(range as usize + half, Relaxed);
         self.bytes.store(half, Release);
@@ -242,7 +261,8 @@ impl Heap {
     /// Whether a block of so many bytes comes from here, where there is room.
     #[inline]
     pub(crate) fn serves(&self, size: usize) -> bool {
-        self.is_open() && size >= self.least.load(Relaxed)
+        let least = self.least.load(Acquire);
+        least != 0 && size >= least
     }
 
     /// Whether it has still to be opened.
@@ -275,12 +295,13 @@ impl Heap {
         (self.base.load(Relaxed) + page as usize * PAGE) as *mut u8
     }
 
-    /// The page that begins at an offset in the range; `None` for offsets outside the heap or within a page.
+    /// The page that begins at an offset in the range; `None` for offsets outside what is mapped of the heap, or within a page.
     #[inline(always)]
     fn page_at(&self, offset: usize) -> Option<u32> {
-        let bytes = self.bytes.load(Acquire);
-        let offset = offset.wrapping_sub(bytes);
-        (offset < bytes && offset.is_multiple_of(PAGE)).then_some((offset / PAGE) as u32)
+        // In this order: what is mapped has its tables.
+        let mapped = self.mapped.load(Acquire);
+        let offset = offset.wrapping_sub(self.bytes.load(Relaxed));
+        (offset < mapped && offset.is_multiple_of(PAGE)).then_some((offset / PAGE) as u32)
     }
 
     /// The page and the length in pages of the live block at an offset in the range.
@@ -304,13 +325,14 @@ impl Heap {
     /// Runs `body` with the lock held; `None` where it is held by another for too long.
     #[inline]
     fn with<R>(&self, body: impl FnOnce(&mut Table) -> R) -> Option<R> {
-        self.mutex.lock().then(|| self.locked(body))
+        self.lock().then(|| self.locked(body))
     }
 
-    /// The same for who has just had it, and goes on: no matter how long it takes.
-    fn with_surely<R>(&self, body: impl FnOnce(&mut Table) -> R) -> R {
-        while !self.mutex.lock() {}
-        self.locked(body)
+    #[inline]
+    fn lock(&self) -> bool {
+        // Who has it for a fork, and allocates in a later handler, would wait for himself.
+        let waits = || self.forking.load(Relaxed) != os::thread_pointer() && self.mutex.lock_contended();
+        self.mutex.try_lock() || waits()
     }
 
     /// Runs `body`, frees what others have left to the lock's holder, and unlocks.
@@ -338,16 +360,17 @@ impl Heap {
         while let Some(page) = next.checked_sub(1) {
             let entry = self.blocks.at(page).swap(0, Relaxed);
             next = (entry >> u32::BITS) as u32;
-            table.free(self, Extent::new(page, (entry & PAGES_MASK) as u32));
+            let extent = Extent::new(page, (entry & PAGES_MASK) as u32);
+            if entry & UNCOUNTED == 0 { table.free(self, extent) } else { table.insert(self, extent) }
         }
     }
 
-    /// Leaves a free to whoever has the lock.
+    /// Leaves the free of a block, or of an extent that is [`UNCOUNTED`], to whoever has the lock.
     #[cold]
-    fn defer(&self, block: Extent) {
+    fn defer(&self, block: Extent, uncounted: u64) {
         let mut newest = self.deferred.load(Relaxed);
         loop {
-            let entry = u64::from(block.pages) | DEFERRED | u64::from(newest) << u32::BITS;
+            let entry = u64::from(block.pages) | DEFERRED | uncounted | u64::from(newest) << u32::BITS;
             self.blocks.at(block.start).store(entry, Relaxed);
             match self.deferred.compare_exchange_weak(newest, block.start + 1, Release, Relaxed) {
                 Ok(_) => break,
@@ -363,7 +386,7 @@ impl Heap {
     /// A block of at least `size` bytes at `align`; `None` where the heap does not serve it. With `zeroed`, it reads as zeros.
     #[inline]
     pub(crate) fn allocate(&self, size: usize, align: usize, zeroed: bool) -> Option<*mut u8> {
-        if size < self.least.load(Acquire) || !self.is_open() {
+        if !self.serves(size) {
             return None;
         }
         let pages = self.pages_of(size)?;
@@ -405,7 +428,7 @@ impl Heap {
     fn give_way(&self, victims: &Victims, into: Option<Extent>) {
         let into = into.filter(|_| self.can_move());
         let (calls, moved) = self.empty(victims.all(), into);
-        self.with_surely(|table| table.retention.regret(victims.touched - moved, calls));
+        self.with(|table| table.retention.regret(victims.touched - moved, calls));
         self.free_victims(victims, moved);
     }
 
@@ -420,7 +443,7 @@ impl Heap {
                 {
                     let pages = hole.pages.min(stretch.pages);
                     calls += 1;
-                    if !self.move_pages(stretch.start, self.address(hole.start), pages) {
+                    if !self.move_pages(self.address(stretch.start), self.address(hole.start), pages) {
                         room = None;
                         break;
                     }
@@ -455,6 +478,10 @@ impl Heap {
         if self.moved.load(Relaxed) >= MOVES {
             self.moved.store(0, Relaxed);
             self.map_anew();
+            if os::keeping_errno(os::mappings).is_none_or(|count| count > MAPPINGS) {
+                self.moves.store(false, Relaxed);
+                return false;
+            }
         }
         true
     }
@@ -481,18 +508,34 @@ impl Heap {
 
     /// Frees victims, of whose pages some moved, and the others went back.
     fn free_victims(&self, victims: &Victims, moved: u64) {
-        self.with_surely(|table| {
+        self.free_uncounted(victims.all(), |table| {
             table.counters.moved += moved;
             table.counters.returned += victims.touched - moved;
-            victims.all().iter().for_each(|&victim| table.insert(self, victim));
         });
     }
 
-    /// Moves pages; `false`, and nothing has changed, where the kernel does not, which is not asked again then.
-    fn move_pages(&self, from: u32, to: *mut u8, pages: u32) -> bool {
+    /// Frees extents that are not counted as alive. Where the lock is held for too long (by a thread that forks, say, and waits for one of
+    /// the program's locks, which this one has), that is left to its holder, and `count` is left out.
+    fn free_uncounted(&self, extents: &[Extent], count: impl FnOnce(&mut Table)) {
+        let done = self.with(|table| {
+            count(table);
+            extents.iter().for_each(|&extent| table.insert(self, extent));
+        });
+        if done.is_none() {
+            extents.iter().for_each(|&extent| self.defer(extent, UNCOUNTED));
+        }
+    }
+
+    /// Moves pages whose content nobody needs; `false` where the kernel does not, which is not asked again then: what the destination had
+    /// is gone nevertheless, and of the source any.
+    fn move_pages(&self, from: *mut u8, to: *mut u8, pages: u32) -> bool {
+        // SAFETY: whole pages of the range, mapped by us: the source is the caller's, and so is the destination, of neither of which
+        // anybody needs the content.
+        self.count_move(unsafe { os::move_pages(from, to, pages as usize * PAGE) })
+    }
+
+    fn count_move(&self, moved: bool) -> bool {
         self.moved.fetch_add(1, Relaxed);
-        // SAFETY: whole pages of the range: the source is the caller's, and so is the destination, whose content nobody needs.
-        let moved = unsafe { os::move_pages(self.address(from), to, pages as usize * PAGE) };
         if !moved {
             self.moves.store(false, Relaxed);
         }
@@ -519,17 +562,14 @@ impl Heap {
         if (0..FREE_ATTEMPTS).any(|_| self.mutex.try_lock()) {
             self.locked(|table| table.free(self, block));
         } else {
-            self.defer(block);
+            self.defer(block, 0);
         }
     }
 
     /// Changes the size of the block at an address, without copying it; `None`, and nothing has changed, where that cannot be.
     pub(crate) fn reallocate(&self, address: usize, size: usize) -> Option<*mut u8> {
         let block = self.block(address)?;
-        let pages = self.pages_of(size)?;
-        if size < self.least.load(Acquire) {
-            return None;
-        }
+        let pages = self.pages_of(size).filter(|_| self.serves(size))?;
         if pages <= block.pages {
             let tail = Extent::new(block.start + pages, block.pages - pages);
             if tail.pages as usize * PAGE >= TAIL_LEAST {
@@ -568,31 +608,24 @@ impl Heap {
             Some(extent)
         })??;
         let more = Extent::new(extent.start + block.pages, pages - block.pages);
-        let moved = self.move_pages(block.start, self.address(extent.start), block.pages);
-        if !moved {
-            let bytes = block.pages as usize * PAGE;
-            // SAFETY: both are the caller's alone, and as long.
-            unsafe { ptr::copy_nonoverlapping(self.address(block.start), self.address(extent.start), bytes) };
-        }
+        let (from, to) = (self.address(block.start), self.address(extent.start));
+        // SAFETY: whole pages, mapped by us, apart, and the caller's alone.
+        self.count_move(unsafe { os::move_content(from, to, block.pages as usize * PAGE) });
         self.touched.set(Extent::new(extent.start, block.pages));
         let new = self.begin(extent, more, &victims, false);
         self.blocks.at(block.start).store(0, Relaxed);
-        if moved {
-            self.touched.clear(block);
-        }
-        self.with_surely(|table| {
-            if !moved {
-                table.retention.resident += u64::from(block.pages);
-            }
-            table.insert(self, block);
-        });
+        self.touched.clear(block);
+        self.free_uncounted(&[block], |table| table.counters.moved += u64::from(block.pages));
         Some(new)
     }
 
     /// Gives free pages back, as many as `least` at least where there are. Returns their bytes.
     pub(crate) fn give_back(&self, least: u64) -> usize {
         let mut given = 0;
-        while self.is_open() && given < least {
+        // What others free meanwhile is theirs.
+        let free = if self.is_open() { self.with(|table| table.retention.free()) } else { None };
+        let least = least.min(free.unwrap_or(0));
+        while given < least {
             let mut victims = Victims::none();
             if self.with(|table| table.choose(&self.touched, least - given, &mut victims)).is_none()
                 || victims.count == 0
@@ -615,12 +648,21 @@ impl Heap {
         unsafe { os::discard(start, bytes) }
     }
 
-    /// The whole pages of a stretch of the range's first half; `None` while closed.
+    /// The whole pages of a stretch of the range's first half; `None` while closed, and beyond what was reached.
     fn arena_pages(&self, start: *mut u8, bytes: usize) -> Option<Extent> {
         let (base, _) = self.range()?;
         let first = (start as usize - base).div_ceil(PAGE) as u32;
         let end = ((start as usize - base + bytes) / PAGE) as u32;
-        Some(Extent::new(first, end.saturating_sub(first)))
+        (end <= self.arena_reached.load(Acquire)).then(|| Extent::new(first, end.saturating_sub(first)))
+    }
+
+    /// The arena is so many bytes from now on, or has been more. Under the engine's lock.
+    pub(crate) fn reach_in_arena(&self, bytes: usize) {
+        let reached = self.arena_reached.load(Relaxed);
+        let pages = (bytes.div_ceil(PAGE) as u32).next_multiple_of(TABLE_STEP);
+        if self.is_open() && pages > reached && self.arena_touched.reach(reached, pages) {
+            self.arena_reached.store(pages, Release);
+        }
     }
 
     /// Takes over the memory behind a stretch of the arena, in which no block lives: the way back from [`Heap::fill`], for a plan that serves
@@ -629,26 +671,24 @@ impl Heap {
         let pages =
             self.arena_pages(start, bytes).filter(|pages| pages.pages >= MOVE_LEAST && self.can_move());
         let Some(pages) = pages else { return self.discard_in_arena(start, bytes) };
-        let Some(extent) = self.with(|table| table.place_at_end(self, pages.pages, 1)).flatten() else {
-            return self.discard_in_arena(start, bytes);
-        };
-        let touched = self.touched.count(extent);
-        let from = (start as usize).next_multiple_of(PAGE) as *mut u8;
-        // SAFETY: whole pages of the range: the source is free, as above, and the destination an extent that nobody has.
-        let moved = unsafe { os::move_pages(from, self.address(extent.start), pages.pages as usize * PAGE) };
-        if moved {
-            self.moved.fetch_add(1, Relaxed);
-            self.touched.set(extent);
-            self.arena_touched.clear(pages);
-        }
-        self.with_surely(|table| {
-            if moved {
-                table.retention.resident += u64::from(extent.pages - touched);
-                table.counters.moved += u64::from(extent.pages);
-            }
-            table.insert(self, extent);
+        let placed = self.with(|table| {
+            let extent = table.place_at_end(self, pages.pages, 1)?;
+            table.retention.resident += u64::from(extent.pages - self.touched.count(extent));
+            table.counters.moved += u64::from(extent.pages);
+            self.resident.store(table.retention.resident, Relaxed);
+            Some(extent)
         });
-        if moved { pages.pages as usize * PAGE } else { self.discard_in_arena(start, bytes) }
+        let Some(extent) = placed.flatten() else { return self.discard_in_arena(start, bytes) };
+        let from = (start as usize).next_multiple_of(PAGE) as *mut u8;
+        let moved = self.move_pages(from, self.address(extent.start), extent.pages);
+        // They are counted; where they did not move, there are less.
+        self.touched.set(extent);
+        self.free_uncounted(&[extent], |_| ());
+        if !moved {
+            return self.discard_in_arena(start, bytes);
+        }
+        self.arena_touched.clear(pages);
+        extent.pages as usize * PAGE
     }
 
     /// Moves free pages of the heap under a block of the arena, which is the caller's alone, has no content yet, and lies in the range's
@@ -659,7 +699,7 @@ impl Heap {
         let (Some(all), Some((base, _))) = (all, self.range()) else { return };
         for hole in self.arena_touched.stretches(all, false) {
             let mut rest = hole;
-            while rest.pages > 0 {
+            while rest.pages > 0 && self.moves.load(Relaxed) {
                 let mut victims = Victims::none();
                 let chosen = self.with(|table| table.choose(&self.touched, rest.pages.into(), &mut victims));
                 if chosen.is_none() || victims.count == 0 {
@@ -679,7 +719,7 @@ impl Heap {
             for stretch in self.touched.stretches(victim, true) {
                 let mut pages = stretch.pages.min(to.pages);
                 let place = (base + to.start as usize * PAGE) as *mut u8;
-                if pages == 0 || !self.move_pages(stretch.start, place, pages) {
+                if pages == 0 || !self.move_pages(self.address(stretch.start), place, pages) {
                     pages = 0;
                 }
                 to = Extent::new(to.start + pages, to.pages - pages);
@@ -733,12 +773,25 @@ impl Heap {
         }
     }
 
-    /// Whether so much is free and resident that somebody should look after it, and nobody does. The next call says no.
+    /// Says how many bytes the arena holds now that its free pages went back because it [pressed](Heap::presses).
+    pub(crate) fn relieved(&self, bytes: usize) {
+        if let Some(excess @ 1..) = self.with(|table| table.retention.relieved((bytes / PAGE) as u64)) {
+            self.give_back(excess);
+        }
+    }
+
+    /// Whether so much is resident that somebody should look after it, and nobody does. The next call says no.
     #[inline]
     pub(crate) fn wants_watch(&self) -> bool {
-        self.free_pages.load(Relaxed) as usize * PAGE >= WATCHED_BYTES
+        self.resident.load(Relaxed) as usize * PAGE >= WATCHED_BYTES
             && !self.watched.load(Relaxed)
             && !self.watched.swap(true, Relaxed)
+    }
+
+    /// Whether whoever looks has to stay: what is alive may be freed without a word.
+    pub(crate) fn is_watched_on(&self) -> bool {
+        self.at_once(|table| table.retention.resident)
+            .is_none_or(|pages| pages as usize * PAGE >= WATCHED_BYTES)
     }
 
     /// Nobody looks any more.
@@ -746,7 +799,7 @@ impl Heap {
         self.watched.store(false, Relaxed);
     }
 
-    /// A number that changes with each block; 0 where the lock is held.
+    /// A number that changes with each block and each free; 0 where the lock is held.
     pub(crate) fn activity(&self) -> u64 {
         self.at_once(|table| table.counters.blocks).unwrap_or(0)
     }
@@ -844,6 +897,14 @@ impl Table {
             let least = (end - self.mapped) as usize * PAGE;
             let start = heap.address(self.mapped);
             let tried = [least.max(step).min(most), least];
+            let pages = self.mapped + (tried[0] / PAGE) as u32;
+            if pages > self.reached {
+                let pages = pages.next_multiple_of(TABLE_STEP);
+                if !heap.blocks.reach(self.reached, pages) || !heap.touched.reach(self.reached, pages) {
+                    return false;
+                }
+                self.reached = pages;
+            }
             let Some(bytes) = tried.into_iter().find(|&bytes| os::map_at(start, bytes, true)) else {
                 return false;
             };
@@ -860,6 +921,7 @@ impl Table {
         let fresh = new.pages - heap.touched.count(new);
         self.counters.blocks += 1;
         let excess = self.retention.allocate(u64::from(new.pages), u64::from(fresh));
+        heap.resident.store(self.retention.resident, Relaxed);
         if excess > 0 {
             self.choose(&heap.touched, excess, victims);
         }
@@ -873,32 +935,30 @@ impl Table {
     #[cold]
     #[inline(never)]
     fn choose(&mut self, touched: &Touched, wanted: u64, victims: &mut Victims) {
+        // Each is counted once, and a part of it again where its end is looked for.
+        let mut runs = [(0, Extent::default()); SCANNED];
+        for (run, extent) in runs.iter_mut().zip(self.extents().descending()) {
+            *run = (touched.count(extent), extent);
+        }
         while victims.touched < wanted && !victims.is_full() {
-            let counted =
-                self.extents().descending().take(SCANNED).map(|extent| (touched.count(extent), extent));
-            let Some((most, extent)) = counted.max_by_key(|&(count, _)| count).filter(|most| most.0 > 0)
-            else {
-                break;
-            };
+            let Some(run) = runs.iter_mut().max_by_key(|run| run.0).filter(|run| run.0 > 0) else { break };
+            let (most, extent) = *run;
             let enough = (wanted - victims.touched).max(MOVE_LEAST.into()).min(most.into()) as u32;
-            let from = if enough == most {
-                extent.start
-            } else {
-                // The last page from which on so many are resident.
-                let (mut few, mut many) = (extent.end(), extent.start);
-                while few - many > 1 {
-                    let midst = many + (few - many) / 2;
-                    if touched.count(Extent::new(midst, extent.end() - midst)) >= enough {
-                        many = midst;
-                    } else {
-                        few = midst;
-                    }
+            // The last page from which on so many are resident. Behind `end` they are too few.
+            let (mut from, mut end, mut behind) = (extent.start, extent.end(), 0);
+            while enough < most && end - from > 1 {
+                let midst = from + (end - from) / 2;
+                let count = behind + touched.count(Extent::new(midst, end - midst));
+                if count >= enough {
+                    from = midst;
+                } else {
+                    (end, behind) = (midst, count);
                 }
-                many
-            };
+            }
             let part = Extent::new(from, extent.end() - from);
             self.extents().take_part(part);
             let count = touched.count(part);
+            *run = (most - count, Extent::new(extent.start, from - extent.start));
             self.retention.resident -= u64::from(count);
             victims.push(part, count);
         }
@@ -922,8 +982,8 @@ impl Table {
     #[inline]
     fn free(&mut self, heap: &Heap, block: Extent) {
         self.retention.alive -= u64::from(block.pages);
+        self.counters.blocks += 1;
         self.insert(heap, block);
-        heap.free_pages.store(self.retention.free(), Relaxed);
     }
 
     #[inline]
@@ -939,19 +999,25 @@ impl Table {
 }
 
 extern "C" fn before_fork() {
-    let held = HEAP.mutex.lock();
-    HEAP.forking.store(held, Relaxed);
+    if HEAP.lock() {
+        HEAP.forking.store(os::thread_pointer(), Relaxed);
+    }
+}
+
+/// Whether the lock is this thread's, from before its fork.
+fn ends_fork() -> bool {
+    HEAP.forking.compare_exchange(os::thread_pointer(), 0, Relaxed, Relaxed).is_ok()
 }
 
 extern "C" fn after_fork_in_parent() {
-    if HEAP.forking.swap(false, Relaxed) {
+    if ends_fork() {
         HEAP.locked(|_| ());
     }
 }
 
 extern "C" fn after_fork_in_child() {
     HEAP.end_watch();
-    if HEAP.forking.swap(false, Relaxed) {
+    if ends_fork() {
         HEAP.mutex.reset();
     } else if HEAP.mutex.is_held() {
         // Whoever had it was interrupted by this very fork, or the handlers were not there yet: the table may be half changed.

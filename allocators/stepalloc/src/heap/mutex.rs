@@ -28,14 +28,9 @@ impl Mutex {
         self.0.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
     }
 
-    /// Locks; `false` where it is held for too long.
-    #[inline]
-    pub(super) fn lock(&self) -> bool {
-        self.try_lock() || self.lock_contended()
-    }
-
+    /// Locks what is held; `false` where it is held for too long.
     #[cold]
-    fn lock_contended(&self) -> bool {
+    pub(super) fn lock_contended(&self) -> bool {
         for _ in 0..SPINS {
             if self.0.load(Relaxed) == FREE && self.try_lock() {
                 return true;

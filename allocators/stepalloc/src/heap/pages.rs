@@ -1,9 +1,10 @@
 //! What is known of each page: the block that starts there, and whether it may be resident.
 //!
-//! The tables are mapped for the whole range and resident only where it was used: 8 bytes and a bit a page, of which the former are
-//! written at the first page of a block only.
+//! The tables have addresses for the whole range, and are usable as far as it was reached: 8 bytes and a bit a page, of which the former
+//! are written at the first page of a block only.
 
 use super::extents::Extent;
+use crate::os;
 use core::mem::size_of;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
@@ -26,16 +27,22 @@ impl Blocks {
     /// Says where the table is.
     ///
     /// # Safety
-    /// `memory` is [`Blocks::bytes_for`] zeros, aligned to a word, which stay.
+    /// `memory` is [`Blocks::bytes_for`] zeros, aligned to a word, which stay; only pages for which it is usable are asked for.
     pub(super) unsafe fn open(&self, memory: *mut u8) {
         self.0.store(memory.cast(), Release);
+    }
+
+    /// Makes the entries of pages usable; `false` where the system refuses.
+    pub(super) fn reach(&self, from: u32, to: u32) -> bool {
+        let [from, to] = [from, to].map(|page| Self::bytes_for(page as usize));
+        os::commit(self.0.load(Relaxed).cast::<u8>().wrapping_add(from), to - from)
     }
 
     /// The entry of a page of the heap, once it is open: the pages of the block that starts there, and while its free is
     /// [deferred](super::Heap::defer), the next such block.
     #[inline(always)]
     pub(super) fn at(&self, page: u32) -> &AtomicU64 {
-        // SAFETY: callers pass pages of the range, for all of which there is an entry, see `open`.
+        // SAFETY: callers pass pages that were reached, for all of which there is an entry, see `open`.
         unsafe { &*self.0.load(Relaxed).add(page as usize) }
     }
 }
@@ -63,9 +70,15 @@ impl Touched {
     /// Says where the table is.
     ///
     /// # Safety
-    /// `memory` is [`Touched::bytes_for`] zeros, aligned to a word, which stay.
+    /// `memory` is [`Touched::bytes_for`] zeros, aligned to a word, which stay; only pages for which it is usable are asked for.
     pub(super) unsafe fn open(&self, memory: *mut u8) {
         self.0.store(memory.cast(), Release);
+    }
+
+    /// Makes the entries of pages usable; `false` where the system refuses.
+    pub(super) fn reach(&self, from: u32, to: u32) -> bool {
+        let [from, to] = [from, to].map(|page| Self::bytes_for(page as usize));
+        os::commit(self.0.load(Relaxed).cast::<u8>().wrapping_add(from), to - from)
     }
 
     fn parts(&self, extent: Extent) -> impl Iterator<Item = Part<'_>> {
@@ -73,7 +86,7 @@ impl Touched {
         words.filter(move |_| extent.pages > 0).map(move |index| {
             let from = extent.start.max(index * WORD) % WORD;
             let to = (extent.end() - index * WORD).min(WORD);
-            // SAFETY: callers pass pages of the range, for all of which there is a bit, see `open`.
+            // SAFETY: callers pass pages that were reached, for all of which there is a bit, see `open`.
             let word = unsafe { &*self.0.load(Relaxed).add(index as usize) };
             Part { word, bits: u64::MAX >> (WORD - (to - from)) << from }
         })

@@ -98,6 +98,12 @@ impl Retention {
         self.resident.saturating_sub(self.allowed().min(self.total.max(self.alive) + LEAST))
     }
 
+    /// Says what the arena holds now that its free pages went back: all of it is needed, so that what is alive makes a new peak.
+    pub(super) fn relieved(&mut self, pages: u64) -> u64 {
+        self.total = self.total.max(self.alive + pages);
+        self.arena_holds(pages)
+    }
+
     /// Says what it took to do what [`Retention::allocate`] said: pages that went back, and may fault again, and system calls.
     pub(super) fn regret(&mut self, returned: u64, calls: u64) {
         if self.alive < self.peak {
@@ -189,6 +195,20 @@ mod tests {
             retention.arena_holds(1_000);
             assert!(!retention.presses());
             freed(&mut retention, 5_000);
+        }
+    }
+
+    #[test]
+    fn a_program_that_needs_more_than_before_presses_once() {
+        let mut retention = Retention::new();
+        retention.allocate(1_000, 1_000);
+        retention.arena_holds(9_000);
+        retention.allocate(9_000, 9_000);
+        assert!(retention.presses());
+        retention.relieved(8_000);
+        for _ in 0..3 {
+            retention.arena_holds(8_000);
+            assert!(!retention.presses());
         }
     }
 
