@@ -209,13 +209,13 @@ impl Collector {
         let changed = self.take_step(events);
         self.collected += 1;
         self.stable = if changed || !whole { 0 } else { self.stable + 1 };
+        let all_seen = self.kinds.iter().all(|kind| kind.steps.seen() >= FOUND_STEPS);
+        let waited_in_vain = self.nothing_new >= NO_OTHER_KIND * self.kinds.len() as u64;
         let enough = match until {
-            Until::Stable(steps) => self.stable > steps,
+            // A variant seen once would get no plan, and be missed when it comes again.
+            Until::Stable(steps) => self.stable > steps && (all_seen || waited_in_vain),
             Until::Seen { kinds } => {
-                let all_seen = self.kinds.iter().all(|kind| kind.steps.seen() >= FOUND_STEPS);
-                all_seen && self.kinds.len() >= kinds
-                    || self.nothing_new >= NO_OTHER_KIND * self.kinds.len() as u64
-                    || self.collected >= FOUND_STEPS_MOST
+                all_seen && self.kinds.len() >= kinds || waited_in_vain || self.collected >= FOUND_STEPS_MOST
             }
         };
         enough || self.collected > max_steps

@@ -8,9 +8,9 @@ pub(crate) const BLOCKS_HERE: usize = 200;
 pub(crate) const GOOD_SHARE: u64 = 200;
 /// The same in parts of the process's resident memory, which is what users see.
 pub(crate) const GOOD_RESIDENT_SHARE: u64 = 1000;
+/// And any such plan by less than the memory that looking for a better one takes.
+pub(crate) const GOOD_BYTES: u64 = 1 << 20;
 
-/// Boundaries of a new plan at which the large heap still gives pages to its slots: the first may lie in the midst of a step.
-pub(crate) const FILLING: u8 = 2;
 /// Boundaries after a plan at which free pages of its arena are still taken: blocks that live on from step to step are freed by then.
 pub(crate) const RETIRING: u8 = 2;
 
@@ -27,8 +27,9 @@ pub(crate) const PATIENCE: u64 = 8;
 pub(crate) const PATIENCE_MAX: u64 = 4096;
 /// After a rejected plan, marked steps are recorded again when their count has grown so many times.
 pub(crate) const REJECTED_GROWTH: u64 = 4;
-/// Times that the arena's free pages may go back to keep the process's peak before the plan is left: each costs a step's faults.
-pub(crate) const PRESSURES: u32 = 4;
+/// Steps in which the arena gave pages to the heap, to keep the process's peak, after which the plan is left; each other step makes up for
+/// half of one.
+pub(crate) const PRESSED_STEPS: u32 = 4;
 /// Steps that began lately while others ran count as concurrent from here on: then what one needs says nothing.
 pub(crate) const CONCURRENT: u32 = 16;
 

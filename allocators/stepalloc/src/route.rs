@@ -217,20 +217,12 @@ fn allocate_extent(size: usize, align: usize, zeroed: bool) -> Option<*mut u8> {
     if HEAP.is_unopened() {
         engine::open_heap();
     }
-    let block = HEAP.allocate(size, align, zeroed)?;
-    heap_has_grown();
-    Some(block)
-}
-
-/// Does what the large heap wants done since a block was made or has grown, before that is touched.
-#[inline]
-fn heap_has_grown() {
-    if HEAP.presses() {
-        engine::relieve();
-    }
+    let relieve = if zeroed { engine::relieve_of_zeros } else { engine::relieve };
+    let block = HEAP.allocate(size, align, zeroed, relieve)?;
     if HEAP.wants_watch() {
         engine::watch_heap();
     }
+    Some(block)
 }
 
 /// [`allocate`] where no plan serves yet, or something is recorded, or the allocator itself asks.
@@ -354,14 +346,14 @@ pub unsafe fn reallocate<B: Backend>(
                 record_free(mode, block, old_size);
             }
             let new = if extent {
-                HEAP.reallocate(address, new_size).unwrap_or(ptr::null_mut())
+                HEAP.reallocate(address, new_size, engine::relieve).unwrap_or(ptr::null_mut())
             } else {
                 // SAFETY: the block is the backend's; the rest is the caller's promise.
                 unsafe { B::reallocate(block, old_size, align, new_size) }
             };
             if !new.is_null() {
-                if extent {
-                    heap_has_grown();
+                if extent && HEAP.wants_watch() {
+                    engine::watch_heap();
                 }
                 record(mode, new, new_size, align, Some((block, old_size)));
                 return new;

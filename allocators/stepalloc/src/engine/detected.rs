@@ -237,10 +237,10 @@ impl Machine {
 
     pub(super) fn detected_boundary(&mut self, now: &Snapshot<'_>) {
         self.steps += self.steps_in_period();
-        self.settle();
+        self.settle(now);
         let Some(figures) = now.step.filter(|_| self.is_idle()) else { return };
         let leaves = self.serves_too_little(&figures) | self.has_changed(&figures);
-        if self.presses(now) {
+        if self.presses() {
             self.leave_plan(now);
         } else if leaves {
             self.detect_again();
@@ -275,7 +275,7 @@ impl Machine {
         if self.marked || self.plan.is_none() || !self.is_idle() {
             return;
         }
-        if self.presses(now) {
+        if self.presses() {
             return self.leave_plan(now);
         }
         self.detect_again();

@@ -54,12 +54,31 @@ fn give_back() -> usize {
     STATE.arena.each_free(|start, bytes| HEAP.discard_in_arena(start, bytes))
 }
 
-/// Gives the arena's free pages back, where the process would rise above its peak otherwise. Called within an allocation.
+/// Has the arena give free pages to the heap, so many bytes of them, where the process would rise above its peak otherwise. Slots take
+/// them over again when they are claimed. Called within an allocation.
 #[cold]
-pub(crate) fn relieve() {
+pub(crate) fn relieve(bytes: usize) {
+    take_from_arena(bytes, |start, bytes| HEAP.adopt(start, bytes));
+}
+
+/// As [`relieve`], for a block of zeros: the pages go back to the system.
+#[cold]
+pub(crate) fn relieve_of_zeros(bytes: usize) {
+    take_from_arena(bytes, |start, bytes| HEAP.discard_in_arena(start, bytes));
+}
+
+fn take_from_arena(bytes: usize, take: impl Fn(*mut u8, usize) -> usize) {
     os::keeping_errno(|| {
-        give_back();
-        HEAP.relieved(STATE.arena.occupied_bytes());
+        let mut left = bytes;
+        STATE.arena.each_free(|start, bytes| {
+            let taken = if left > 0 { take(start, bytes.min(left)) } else { 0 };
+            left = left.saturating_sub(taken);
+            taken
+        });
+        HEAP.relieved();
+        if switches::is_serving() {
+            switches::set_filling(true);
+        }
     });
 }
 

@@ -136,10 +136,11 @@ pub(crate) struct Plan {
     /// Blocks without a slot, as the arena may not be larger.
     pub(super) beyond_limit: u64,
     pub(super) is_cached: bool,
-    /// [`Snapshot::pressures`] when it came into force.
+    /// [`Snapshot::pressures`] at the last boundary, and twice the steps in which it grew, less others.
     pressures: u32,
-    /// Boundaries until each block of a step has been in its slot.
-    filling: u8,
+    pressed: u32,
+    /// Boundaries until each block of all variants has been in its slot.
+    filling: usize,
     /// Steps in a row that missed, and that did not.
     pub(super) missed_steps: u32,
     helped_steps: u32,
@@ -332,7 +333,7 @@ impl Machine {
         if !self.settings.enabled {
             return;
         }
-        self.settle();
+        self.settle(now);
         if let Some(kind) = self.recognised() {
             return self.serve_cached(kind, Vec::new());
         }
@@ -355,7 +356,7 @@ impl Machine {
     fn look_at_step(&mut self, now: &Snapshot<'_>) {
         if let Some(figures) = &now.step {
             let has_changed = self.has_changed(figures);
-            if self.presses(now) {
+            if self.presses() {
                 self.stop_serving(now);
             } else if has_changed {
                 self.collect(now);
@@ -370,7 +371,7 @@ impl Machine {
     }
 
     /// At the first boundaries of a plan its slots fill; at those after none serves any more, what lived in the arena is freed.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn settle(&mut self, now: &Snapshot<'_>) {
         let Some(plan) = &mut self.plan else {
             if self.retiring > 0 {
                 self.retiring -= 1;
@@ -378,12 +379,27 @@ impl Machine {
             }
             return;
         };
+        if now.pressures != plan.pressures {
+            // Its slots have holes again.
+            plan.pressures = now.pressures;
+            plan.pressed += 2;
+            return self.fill();
+        }
+        plan.pressed = plan.pressed.saturating_sub(1);
         if plan.filling > 0 {
             plan.filling -= 1;
             if plan.filling == 0 {
                 self.act(Action::Fill(false));
                 self.act(Action::Settle);
             }
+        }
+    }
+
+    /// Slots take over free pages of the heap until each has been claimed: the first step may be under way already.
+    fn fill(&mut self) {
+        if let Some(plan) = &mut self.plan {
+            plan.filling = 1 + plan.profiles.len();
+            self.act(Action::Fill(true));
         }
     }
 
@@ -411,9 +427,9 @@ impl Machine {
         plan.missed_steps >= MISSED_STEPS && running >= self.patience.until
     }
 
-    /// Whether the arena costs the process's peak again and again: the heap serves better then.
-    pub(super) fn presses(&self, now: &Snapshot<'_>) -> bool {
-        self.plan.as_ref().is_some_and(|plan| now.pressures.wrapping_sub(plan.pressures) >= PRESSURES)
+    /// Whether the arena would cost the process's peak again and again: the heap serves better then.
+    pub(super) fn presses(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| plan.pressed >= 2 * PRESSED_STEPS)
     }
 
     /// Begins to record marked steps.
@@ -500,9 +516,9 @@ impl Machine {
             profiles: proposal.needs,
             ..Plan::new(now.pressures)
         });
+        self.fill();
         self.retiring = 0;
         self.observe(Watch::Nothing);
-        self.act(Action::Fill(true));
         self.act(Action::Retain(Retention::Retain));
         match origin {
             Origin::Learned { since, plans } => {
@@ -567,7 +583,7 @@ impl Machine {
     fn begin_anew(&mut self, serving: bool, now: &Snapshot<'_>) {
         if serving {
             self.plans = 1;
-            self.plan = Some(Plan { filling: 0, ..Plan::new(now.pressures) });
+            self.plan = Some(Plan::new(now.pressures));
         }
         self.act(Action::Fill(false));
         self.act(Action::Retain(if serving { Retention::Retain } else { Retention::Default }));
@@ -587,7 +603,8 @@ impl Plan {
             beyond_limit: 0,
             is_cached: false,
             pressures,
-            filling: FILLING,
+            pressed: 0,
+            filling: 0,
             missed_steps: 0,
             helped_steps: 0,
             tried: MissWindow::default(),

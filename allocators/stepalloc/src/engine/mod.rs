@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 pub use idle::release;
-pub(crate) use idle::{relieve, watch_heap};
+pub(crate) use idle::{relieve, relieve_of_zeros, watch_heap};
 use machine::{Action, Event, Machine, Origin, Snapshot};
 use work::{Means, Outcome, Place, Work};
 

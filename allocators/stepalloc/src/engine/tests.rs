@@ -389,9 +389,15 @@ fn a_plan_that_presses_on_the_peak_is_left_and_its_arena_retired() {
         simulation.mark(false);
         simulation.step_of(&sizes(20, 3));
     }
-    assert!(simulation.is_planned());
-    simulation.pressures += PRESSURES;
-    simulation.mark(false);
+    for _ in 0..100 {
+        simulation.pressures += 1;
+        (0..4).for_each(|_| simulation.mark(false));
+        assert!(simulation.is_planned(), "now and then it may");
+    }
+    for _ in 0..PRESSED_STEPS {
+        simulation.pressures += 1;
+        simulation.mark(false);
+    }
     assert!(!simulation.is_planned() && !simulation.serving);
     let retired = simulation.retired;
     (0..3).for_each(|_| simulation.mark(false));
@@ -475,4 +481,46 @@ fn marks_win_over_what_was_detected() {
     let machine = &simulation.machine;
     assert!(simulation.is_planned() && machine.marked && machine.steps == 12);
     assert_eq!((machine.plans, simulation.figures.fallback.bytes), (1, 0));
+}
+
+#[test]
+#[ignore]
+fn explore() {
+    let name = std::env::var("TRACE").unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces").join(&name);
+    let trace = trace::read(path).expect("a trace");
+    let mut simulation = Simulation::new(marked(4, 3));
+    let mut live = HashMap::new();
+    for index in 0..120 {
+        let steps = trace.steps.len();
+        let at = if index < steps { index } else { 2 + (index - 2) % (steps - 2) };
+        if at == 2 && index > 2 {
+            for (block, size) in std::mem::take(&mut live) {
+                simulation.free(1 + block as usize, size as usize);
+            }
+        }
+        let before = simulation.figures;
+        simulation.mark(false);
+        println!(
+            "{index} {:?} plans {} kinds {} planned {} fallback {} MiB ({})",
+            simulation.machine.phase(),
+            simulation.machine.plans,
+            simulation.machine.plan.as_ref().map_or(0, |plan| plan.profiles.len()),
+            before.planned.bytes >> 20,
+            before.fallback.bytes >> 20,
+            before.fallback.allocations
+        );
+        for event in &trace.steps[at].events {
+            match *event {
+                Traced::Allocate { block, size, align, .. } => {
+                    simulation.allocate(1 + block as usize, size, align);
+                    live.insert(block, size);
+                }
+                Traced::Free { block } => {
+                    let size = live.remove(&block).unwrap_or(0);
+                    simulation.free(1 + block as usize, size as usize);
+                }
+            }
+        }
+    }
 }

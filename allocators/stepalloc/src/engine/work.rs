@@ -2,7 +2,7 @@
 
 use crate::collector::{Collector, Needs, Proposal, with_others};
 use crate::found::{Followed, Found, Start};
-use crate::policy::{BLOCKS_HERE, GOOD_RESIDENT_SHARE, GOOD_SHARE};
+use crate::policy::{BLOCKS_HERE, GOOD_BYTES, GOOD_RESIDENT_SHARE, GOOD_SHARE};
 use crate::recorder::Recorder;
 use crate::settings::Settings;
 use std::sync::Arc;
@@ -112,8 +112,8 @@ fn plan(profiles: Vec<Arc<Needs>>, effort: Effort, means: Means<'_>) -> Option<B
     let quick = Proposal::of(profiles, Effort::Quick, means.shift)?;
     // While a better one is looked for, the heap serves.
     let over = quick.bytes().saturating_sub(quick.lower_bound);
-    let good =
-        quick.optimal || over <= (quick.lower_bound / GOOD_SHARE).max(means.resident / GOOD_RESIDENT_SHARE);
+    let good = quick.optimal
+        || over <= (quick.lower_bound / GOOD_SHARE).max(means.resident / GOOD_RESIDENT_SHARE).max(GOOD_BYTES);
     let plan =
         if good || effort == Effort::Quick { quick } else { Proposal::of(quick.needs, effort, means.shift)? };
     Some(Box::new(plan))

@@ -97,9 +97,7 @@ pub(crate) struct Heap {
     moved: AtomicU32,
     /// Somebody looks after what is free.
     watched: AtomicBool,
-    /// The arena's free pages are to go back, see [`Retention::presses`].
-    pressed: AtomicBool,
-    /// Times that they did.
+    /// Times that [`Retention::presses`].
     pressures: AtomicU32,
     /// Pages that may be resident, as of the last block.
     resident: AtomicU64,
@@ -205,7 +203,6 @@ impl Heap {
             moves: AtomicBool::new(false),
             moved: AtomicU32::new(0),
             watched: AtomicBool::new(false),
-            pressed: AtomicBool::new(false),
             pressures: AtomicU32::new(0),
             resident: AtomicU64::new(0),
         }
@@ -385,18 +382,25 @@ impl Heap {
 
     /// A block of at least `size` bytes at `align`; `None` where the heap does not serve it. With `zeroed`, it reads as zeros.
     #[inline]
-    pub(crate) fn allocate(&self, size: usize, align: usize, zeroed: bool) -> Option<*mut u8> {
+    ///
+    /// `relieve` is called where the process would rise above its peak by that, and has the arena give free pages to the heap.
+    pub(crate) fn allocate(
+        &self,
+        size: usize,
+        align: usize,
+        zeroed: bool,
+        relieve: fn(usize),
+    ) -> Option<*mut u8> {
         if !self.serves(size) {
             return None;
         }
         let pages = self.pages_of(size)?;
         let mut victims = Victims::none();
-        let extent = self.with(|table| {
+        let (extent, presses) = self.with(|table| {
             let extent = table.place(self, pages, align)?;
-            table.account(self, extent, &mut victims);
-            Some(extent)
+            Some((extent, table.account(self, extent, &mut victims)))
         })??;
-        Some(self.begin(extent, extent, &victims, zeroed))
+        Some(self.begin(extent, extent, &victims, zeroed, presses.then_some(relieve)))
     }
 
     /// Pages of a block; `None` where the heap is not as large.
@@ -407,9 +411,23 @@ impl Heap {
 
     /// Makes an extent a block, of which `new` was not part before.
     #[inline]
-    fn begin(&self, block: Extent, new: Extent, victims: &Victims, zeroed: bool) -> *mut u8 {
+    fn begin(
+        &self,
+        block: Extent,
+        new: Extent,
+        victims: &Victims,
+        zeroed: bool,
+        relieve: Option<fn(usize)>,
+    ) -> *mut u8 {
         if victims.count > 0 {
             self.give_way(victims, (!zeroed).then_some(new));
+        }
+        if let Some(relieve) = relieve {
+            relieve((new.pages - self.touched.count(new)) as usize * PAGE);
+            // Pages that moved would have to be cleared: fresh ones are zeros.
+            if !zeroed {
+                self.fill_holes(&self.touched, new, self.base.load(Relaxed));
+            }
         }
         if zeroed {
             for stretch in self.touched.stretches(new, true) {
@@ -567,7 +585,7 @@ impl Heap {
     }
 
     /// Changes the size of the block at an address, without copying it; `None`, and nothing has changed, where that cannot be.
-    pub(crate) fn reallocate(&self, address: usize, size: usize) -> Option<*mut u8> {
+    pub(crate) fn reallocate(&self, address: usize, size: usize, relieve: fn(usize)) -> Option<*mut u8> {
         let block = self.block(address)?;
         let pages = self.pages_of(size).filter(|_| self.serves(size))?;
         if pages <= block.pages {
@@ -580,39 +598,35 @@ impl Heap {
         }
         let mut victims = Victims::none();
         let more = Extent::new(block.end(), pages - block.pages);
-        let in_place = self.with(|table| {
-            let has_grown = table.extend(self, more);
-            if has_grown {
-                table.account(self, more, &mut victims);
-            }
-            has_grown
-        })?;
-        if in_place {
-            return Some(self.begin(Extent::new(block.start, pages), more, &victims, false));
+        let grown =
+            self.with(|table| table.extend(self, more).then(|| table.account(self, more, &mut victims)))?;
+        if let Some(presses) = grown {
+            let relieve = presses.then_some(relieve);
+            return Some(self.begin(Extent::new(block.start, pages), more, &victims, false, relieve));
         }
         if block.pages as usize * PAGE < REMAP_LEAST || !self.can_move() {
             return None;
         }
-        self.reallocate_at_end(block, pages)
+        self.reallocate_at_end(block, pages, relieve)
     }
 
     /// Moves a block's pages to the end of the range, where it can grow on.
-    fn reallocate_at_end(&self, block: Extent, pages: u32) -> Option<*mut u8> {
+    fn reallocate_at_end(&self, block: Extent, pages: u32, relieve: fn(usize)) -> Option<*mut u8> {
         let mut victims = Victims::none();
-        let extent = self.with(|table| {
+        let (extent, presses) = self.with(|table| {
             let extent = table.place_at_end(self, pages, 1)?;
             // Its first pages take the place of others, which are counted already.
             let kept = Extent::new(extent.start, block.pages);
             table.retention.resident -= u64::from(self.touched.count(kept));
-            table.account(self, Extent::new(kept.end(), pages - block.pages), &mut victims);
-            Some(extent)
+            let more = Extent::new(kept.end(), pages - block.pages);
+            Some((extent, table.account(self, more, &mut victims)))
         })??;
         let more = Extent::new(extent.start + block.pages, pages - block.pages);
         let (from, to) = (self.address(block.start), self.address(extent.start));
         // SAFETY: whole pages, mapped by us, apart, and the caller's alone.
         self.count_move(unsafe { os::move_content(from, to, block.pages as usize * PAGE) });
         self.touched.set(Extent::new(extent.start, block.pages));
-        let new = self.begin(extent, more, &victims, false);
+        let new = self.begin(extent, more, &victims, false, presses.then_some(relieve));
         self.blocks.at(block.start).store(0, Relaxed);
         self.touched.clear(block);
         self.free_uncounted(&[block], |table| table.counters.moved += u64::from(block.pages));
@@ -675,6 +689,7 @@ impl Heap {
             let extent = table.place_at_end(self, pages.pages, 1)?;
             table.retention.resident += u64::from(extent.pages - self.touched.count(extent));
             table.counters.moved += u64::from(extent.pages);
+            table.retention.arena = table.retention.arena.saturating_sub(u64::from(extent.pages));
             self.resident.store(table.retention.resident, Relaxed);
             Some(extent)
         });
@@ -695,24 +710,35 @@ impl Heap {
     /// first half: under its whole pages that were not filled before.
     #[cold]
     pub(crate) fn fill(&self, block: *mut u8, bytes: usize) {
-        let all = self.arena_pages(block, bytes).filter(|all| all.pages > 0 && self.can_move());
-        let (Some(all), Some((base, _))) = (all, self.range()) else { return };
-        for hole in self.arena_touched.stretches(all, false) {
+        let all = self.arena_pages(block, bytes).filter(|all| all.pages > 0);
+        if let (Some(all), Some((base, _))) = (all, self.range()) {
+            let moved = self.fill_holes(&self.arena_touched, all, base);
+            self.with(|table| table.retention.arena += moved);
+            self.arena_touched.set(all);
+        }
+    }
+
+    /// Moves free pages under those pages of an extent that have none, which nobody else uses. Returns how many.
+    fn fill_holes(&self, touched: &Touched, all: Extent, base: usize) -> u64 {
+        let mut moved = 0;
+        for hole in touched.stretches(all, false) {
             let mut rest = hole;
-            while rest.pages > 0 && self.moves.load(Relaxed) {
+            while rest.pages > 0 && self.can_move() {
                 let mut victims = Victims::none();
                 let chosen = self.with(|table| table.choose(&self.touched, rest.pages.into(), &mut victims));
                 if chosen.is_none() || victims.count == 0 {
-                    break;
+                    return moved;
                 }
+                let before = rest.pages;
                 rest = self.fill_from(&victims, rest, base);
+                moved += u64::from(before - rest.pages);
             }
         }
-        self.arena_touched.set(all);
+        moved
     }
 
-    /// Moves the pages of victims under the arena's, as far as these go, gives the others back, and frees the victims. Returns those
-    /// of the arena that have none yet.
+    /// Moves the pages of victims to those of a hole, as far as these go, gives the others back, and frees the victims. Returns what is
+    /// left of the hole.
     fn fill_from(&self, victims: &Victims, mut to: Extent, base: usize) -> Extent {
         let mut moved = 0;
         for &victim in victims.all() {
@@ -752,13 +778,7 @@ impl Heap {
         }
     }
 
-    /// Whether the arena's free pages are to go back, before the block that was handed out last is touched. The next call says no.
-    #[inline]
-    pub(crate) fn presses(&self) -> bool {
-        self.pressed.load(Relaxed) && self.pressed.swap(false, Relaxed)
-    }
-
-    /// Times that the arena's free pages went back for that.
+    /// Times that the process would have risen above its peak beside the arena, and that gave way.
     pub(crate) fn pressures(&self) -> u32 {
         self.pressures.load(Relaxed)
     }
@@ -773,11 +793,9 @@ impl Heap {
         }
     }
 
-    /// Says how many bytes the arena holds now that its free pages went back because it [pressed](Heap::presses).
-    pub(crate) fn relieved(&self, bytes: usize) {
-        if let Some(excess @ 1..) = self.with(|table| table.retention.relieved((bytes / PAGE) as u64)) {
-            self.give_back(excess);
-        }
+    /// The arena has given what it can: what it holds beside what is alive makes a new peak.
+    pub(crate) fn relieved(&self) {
+        self.with(|table| table.retention.relieved());
     }
 
     /// Whether so much is resident that somebody should look after it, and nobody does. The next call says no.
@@ -917,7 +935,7 @@ impl Table {
 
     /// Counts a new block, or the new part of one, and chooses what must give way to it.
     #[inline]
-    fn account(&mut self, heap: &Heap, new: Extent, victims: &mut Victims) {
+    fn account(&mut self, heap: &Heap, new: Extent, victims: &mut Victims) -> bool {
         let fresh = new.pages - heap.touched.count(new);
         self.counters.blocks += 1;
         let excess = self.retention.allocate(u64::from(new.pages), u64::from(fresh));
@@ -925,10 +943,11 @@ impl Table {
         if excess > 0 {
             self.choose(&heap.touched, excess, victims);
         }
-        if self.retention.presses() {
-            heap.pressed.store(true, Relaxed);
+        let presses = self.retention.presses();
+        if presses {
             heap.pressures.fetch_add(1, Relaxed);
         }
+        presses
     }
 
     /// Takes parts of free extents with so many resident pages in all, if there are: of the extents that have most, from their ends.

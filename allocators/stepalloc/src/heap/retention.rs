@@ -12,9 +12,9 @@
 //! Plain numbers only, in pages.
 
 /// The slack grows by one part in this many of the peak: as many pages fault when it does.
-const SLACK_STEP: u64 = 500;
+const SLACK_STEP: u64 = 800;
 /// Upper bound of the slack in such parts: an eighth.
-const SLACK_MOST: u64 = 62;
+const SLACK_MOST: u64 = 100;
 /// Regrets are enough where they would have faulted one part in this many of the peak.
 const PATIENCE: u64 = 400;
 /// A system call that moves or gives back costs as much as so many page faults.
@@ -40,7 +40,7 @@ pub(super) struct Retention {
     slack: u64,
     regrets: u64,
     /// Pages that the arena holds, those of free slots included.
-    arena: u64,
+    pub(super) arena: u64,
     /// The most that was alive here and held there at once, ever: below it, nothing shows in the process's peak.
     total: u64,
 }
@@ -98,10 +98,9 @@ impl Retention {
         self.resident.saturating_sub(self.allowed().min(self.total.max(self.alive) + LEAST))
     }
 
-    /// Says what the arena holds now that its free pages went back: all of it is needed, so that what is alive makes a new peak.
-    pub(super) fn relieved(&mut self, pages: u64) -> u64 {
-        self.total = self.total.max(self.alive + pages);
-        self.arena_holds(pages)
+    /// The arena has given what it can: all of the rest is needed.
+    pub(super) fn relieved(&mut self) {
+        self.total = self.total.max(self.alive + self.arena);
     }
 
     /// Says what it took to do what [`Retention::allocate`] said: pages that went back, and may fault again, and system calls.
@@ -167,7 +166,7 @@ mod tests {
             retention.allocate(50_000, 0);
         }
         assert_eq!(retention.slack, SLACK_MOST);
-        assert_eq!(retention.allowed(), 112_400 + LEAST);
+        assert_eq!(retention.allowed(), 112_500 + LEAST);
         // What is needed anyway is no regret.
         let mut growing = Retention::new();
         for _ in 0..100 {
@@ -205,7 +204,7 @@ mod tests {
         retention.arena_holds(9_000);
         retention.allocate(9_000, 9_000);
         assert!(retention.presses());
-        retention.relieved(8_000);
+        retention.relieved();
         for _ in 0..3 {
             retention.arena_holds(8_000);
             assert!(!retention.presses());
