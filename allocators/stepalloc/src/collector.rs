@@ -209,13 +209,15 @@ impl Collector {
         let changed = self.take_step(events);
         self.collected += 1;
         self.stable = if changed || !whole { 0 } else { self.stable + 1 };
-        let all_seen = self.kinds.iter().all(|kind| kind.steps.seen() >= FOUND_STEPS);
+        let seen_once = self.kinds.iter().filter(|kind| kind.steps.seen() < FOUND_STEPS).count();
         let waited_in_vain = self.nothing_new >= NO_OTHER_KIND * self.kinds.len() as u64;
         let enough = match until {
-            // A variant seen once would get no plan, and be missed when it comes again.
-            Until::Stable(steps) => self.stable > steps && (all_seen || waited_in_vain),
+            // Variants that take turns would get no plan if they were seen once; a single step that differs comes perhaps never again.
+            Until::Stable(steps) => self.stable > steps && (seen_once <= 1 || waited_in_vain),
             Until::Seen { kinds } => {
-                all_seen && self.kinds.len() >= kinds || waited_in_vain || self.collected >= FOUND_STEPS_MOST
+                seen_once == 0 && self.kinds.len() >= kinds
+                    || waited_in_vain
+                    || self.collected >= FOUND_STEPS_MOST
             }
         };
         enough || self.collected > max_steps
