@@ -30,6 +30,8 @@ pub(crate) const GRANULE_MAX_SHIFT: u32 = 12;
 /// How often a claim asks for the lock, with a yield in between: its holder may have to be given the processor first, but
 /// may also be this very thread, interrupted by a signal.
 const CLAIM_ATTEMPTS: u32 = 100;
+/// How often a block without a slot asks for it: where another thread has it, the large heap serves sooner.
+const GAP_ATTEMPTS: u32 = 2;
 /// How often the exchange of plans asks for it.
 const EXCHANGE_ATTEMPTS: u32 = 100_000;
 
@@ -309,7 +311,7 @@ impl Arena {
     pub(crate) fn claim_gap(&self, bytes: usize, align: usize) -> Option<*mut u8> {
         let length = u32::try_from(self.granules_of(bytes)).ok().filter(|&length| length != 0)?;
         let step = u32::try_from(align >> self.shift()).ok()?.max(1);
-        let run = self.lock.with(Some(CLAIM_ATTEMPTS), |_| {
+        let run = self.lock.with(Some(GAP_ATTEMPTS), |_| {
             let cells = self.cells()?;
             // Slots may be claimed meanwhile, and the gap found with them. After more attempts than threads usually race
             // here the backend serves.

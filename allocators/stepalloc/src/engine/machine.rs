@@ -144,6 +144,7 @@ pub(crate) struct Plan {
     /// Steps in a row that missed, and that did not.
     pub(super) missed_steps: u32,
     helped_steps: u32,
+    has_helped: bool,
     /// What missed since the last question whether another period serves more, and since the plan came into force.
     pub(super) tried: MissWindow,
     pub(super) window: MissWindow,
@@ -358,6 +359,9 @@ impl Machine {
             let has_changed = self.has_changed(figures);
             if self.presses() {
                 self.stop_serving(now);
+            } else if has_changed && !self.has_helped() {
+                // It never served its own steps: they do not repeat, or run in another order each time.
+                self.refuse(now);
             } else if has_changed {
                 self.collect(now);
             }
@@ -418,6 +422,7 @@ impl Machine {
             plan.missed_steps = 0;
             plan.helped_steps += 1;
             if plan.helped_steps == HELPED_STEPS {
+                plan.has_helped = true;
                 self.patience = Patience::NEW;
             }
             return false;
@@ -425,6 +430,10 @@ impl Machine {
         plan.helped_steps = 0;
         plan.missed_steps += 1;
         plan.missed_steps >= MISSED_STEPS && running >= self.patience.until
+    }
+
+    fn has_helped(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| plan.has_helped)
     }
 
     /// Whether the arena would cost the process's peak again and again: the heap serves better then.
@@ -607,6 +616,7 @@ impl Plan {
             filling: 0,
             missed_steps: 0,
             helped_steps: 0,
+            has_helped: false,
             tried: MissWindow::default(),
             window: MissWindow::default(),
             cutoff: 0,
