@@ -7,17 +7,19 @@
 //!
 //! 1. **Candidates**: the contours of the newest [`WORD`] allocations and of some stretches before are looked for in all
 //!    that was seen, 32 of them in one machine word. A stretch that comes again says how long ago it was.
-//! 2. **Proof**: a candidate is compared allocation by allocation over a whole period, at least [`EVIDENCE`] and at
-//!    most [`LONG`] allocations. Most of the bytes must be asked for as a period before, and far more often than at other distances:
-//!    a program that asks for one size all the time agrees with itself at any distance, and has no rhythm.
+//! 2. **Proof**: a candidate is compared allocation by allocation over a whole period, at least [`EVIDENCE`] (half as many
+//!    where all sizes are exactly the same, twice as many of a short period) and at most [`LONG`] allocations. Most of the
+//!    bytes must be asked for as a period before, and far more often than at other distances: a program that asks for one size all the time agrees with itself at any distance, and has no rhythm.
 //! 3. **Choice**: the shortest period that is nearly as good as the best. Layers of a model, micro-batches of a step agree
 //!    with each other in part; the step they stand in agrees in all.
 //!
 //! Where a step begins within the period is for [`boundary`] to say, and [`next_boundary`] follows it through a sequence
 //! in which allocations come and go.
 //!
-//! A period that only the contour shows must be seen four times, because steps of two lengths may just have followed each
-//! other. One search costs O(n) for n allocations and a few comparisons for each candidate.
+//! A period that only the contour shows must be seen three times, because steps of two lengths may just have followed each
+//! other. What repeats may still be the layers of a model, each of which leaves blocks for the way back:
+//! [`Rhythm::is_balanced`] tells them from steps once allocations and frees were recorded. One search costs O(n) for n
+//! allocations and a few comparisons for each candidate.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -30,6 +32,13 @@ const STRETCHES: usize = 4;
 const TELLING: u32 = 4;
 /// Allocations compared at least: fewer agree by chance.
 pub const EVIDENCE: usize = 96;
+/// The same where every size is exactly that of a period before: half as many tell as much, as chance rarely agrees in all.
+pub const EXACT_EVIDENCE: usize = EVIDENCE / 2;
+/// The same where only the contour repeats, which has three values.
+const CONTOUR_EVIDENCE: usize = 2 * EVIDENCE;
+/// Of shorter periods twice as many: what repeats so soon is most often a loop within a step, over tables or parameters. (That
+/// of sixteen sparse tables asks for 14 blocks a turn.)
+pub const SHORT: usize = 24;
 /// Of a longer period so many allocations are enough to tell.
 const LONG: usize = 1024;
 /// Candidates proved at most, the shortest first.
@@ -37,9 +46,14 @@ const CANDIDATES: usize = 256;
 /// Sizes within one part in this many of each other are alike: sparse gradients vary by one in a hundred, the shapes of
 /// one model by far more.
 const ALIKE: u64 = 16;
-/// A rhythm must have lasted for one part in this many of all that was seen. What repeats within the first step, layers
-/// of a model, has not.
+/// A rhythm in which memory does not come back to what it was must have lasted for one part in this many of all that was
+/// seen. What repeats within the first step, layers of a model, has not.
 const RECENT: usize = 4;
+/// The same where only the contour repeats.
+const CONTOUR_RECENT: usize = 2;
+/// What is alive may differ from one period to the next by one part in this many of what comes and goes within it. A layer
+/// leaves far more for the way back than a step leaves to the next one.
+const BALANCE: u64 = 8;
 /// Share of the bytes that must be asked for as a period before.
 const SHARE: f64 = 0.9;
 /// Share of the allocations whose contour must be that of a period before.
@@ -53,8 +67,9 @@ const CONTOUR_BETTER: f64 = 0.06;
 /// Beyond this share a rhythm leaves nothing over: a shorter one must do so, too, or it is that of layers between which
 /// little else comes.
 const WHOLE: f64 = 0.995;
-/// Periods a contour must have agreed for where sizes do not.
-const CONTOUR_PERIODS: usize = 3;
+/// Periods a contour must have agreed for where sizes do not: steps of two lengths may just have followed each other. Not more,
+/// because recorded memory must be balanced as well.
+const CONTOUR_PERIODS: usize = 2;
 /// Distances, in parts of the period, at which agreement is by chance.
 const ELSEWHERE: [f64; 5] = [0.21, 0.37, 0.5, 0.63, 0.79];
 
@@ -112,21 +127,80 @@ impl Rhythm {
             is_contour(sizes, self.period, window)
         }
     }
+
+    /// Whether it has lasted for a good part of so many allocations, of which these are the newest.
+    pub fn lasts(&self, sizes: &[u64], heard: usize) -> bool {
+        let part = heard / if self.repeats() { RECENT } else { CONTOUR_RECENT };
+        sizes.len().checked_sub(part + self.period + 1).is_some_and(|from| self.holds(&sizes[from..]))
+    }
+
+    /// After how many of its periods the newest sizes come again, all of which are among these: steps of as many sizes take
+    /// turns. `None` where none do so within so many.
+    pub fn turns(&self, sizes: &[u64], most: usize) -> Option<usize> {
+        let window = CONTOUR_PERIODS * self.period;
+        let seen = |turns: usize| turns * self.period + window <= sizes.len();
+        (2..=most)
+            .take_while(|&turns| seen(turns))
+            .find(|turns| is_rhythm(sizes, turns * self.period, window))
+    }
+
+    /// Whether as much is alive after a period as before it, by the newest changes; `false` where these are too few to tell.
+    ///
+    /// Steps of several sizes are compared where least is alive in each.
+    pub fn is_balanced(&self, changes: &[Change]) -> bool {
+        let (mut alive, mut before) = (0i64, Vec::new());
+        for change in changes {
+            match *change {
+                Change::Allocate(bytes) => {
+                    before.push(alive);
+                    alive += bytes as i64;
+                }
+                Change::Free(bytes) => alive -= bytes as i64,
+            }
+        }
+        let range = |part: &[i64]| part.iter().copied().min().zip(part.iter().copied().max());
+        let Some(from) = before.len().checked_sub(self.period) else { return false };
+        let (earlier, newest) = before.split_at(from);
+        let Some((least, most)) = range(newest) else { return false };
+        let left = if self.repeats() {
+            earlier.last().zip(newest.last()).map(|(earlier, newest)| newest - earlier)
+        } else {
+            let earlier = from.checked_sub(self.period).map(|from| &earlier[from..]);
+            earlier.and_then(range).map(|(earlier, _)| least - earlier)
+        };
+        left.is_some_and(|left| left.unsigned_abs() <= (most - least).unsigned_abs() / BALANCE)
+    }
 }
 
 /// Finds the period at the end of a sequence of allocations, by their sizes in bytes; `None` where there is none, or too
 /// little was seen.
 pub fn find(sizes: &[u64]) -> Option<Rhythm> {
-    let candidates = candidates(&contours(sizes));
+    let distances = candidates(&contours(sizes));
     let seen = sizes.len();
-    let window = |period: usize| period.clamp(EVIDENCE, LONG).max(seen / RECENT);
-    let candidates = candidates.into_iter().take_while(|&period| period + window(period) <= seen);
-    let proved = |&period: &usize| is_rhythm(sizes, period, window(period));
+    let window = |period: usize| {
+        let times = if period < SHORT { 2 } else { 1 };
+        let exact = period.clamp(times * EXACT_EVIDENCE, LONG);
+        if is_exact(sizes, period, exact) { exact } else { period.clamp(times * EVIDENCE, LONG) }
+    };
+    let candidates = distances.iter().copied().filter(|&period| period + window(period) <= seen);
+    let proved = |period: usize| {
+        let window = window(period);
+        // Before a loop there may be a row of one size, which agrees with itself at any distance.
+        let older = &sizes[..seen - window / 2];
+        is_rhythm(sizes, period, window) && (period >= SHORT || is_rhythm(older, period, window / 2))
+    };
     let mut periods: Vec<usize> = Vec::new();
+    // Several turns of a loop are no rhythm where the loop has not lasted for long enough to be one.
+    let turns = |period: usize, periods: &[usize]| {
+        let shorter = distances.iter().filter(|&&short| short < SHORT.min(period));
+        let mut loops = shorter.filter(|&short| period.is_multiple_of(*short) && !periods.contains(short));
+        loops.any(|&short| is_rhythm(sizes, short, window(period)))
+    };
     // A multiple of what leaves nothing over is no other rhythm.
     let mut whole: Option<usize> = None;
     for period in candidates.clone() {
-        if whole.is_some_and(|whole| period.is_multiple_of(whole)) || !proved(&period) {
+        let known = whole.is_some_and(|whole| period.is_multiple_of(whole));
+        if known || !proved(period) || turns(period, &periods) {
             continue;
         }
         if whole.is_none() && bytes_alike(sizes, period, window(period)) >= WHOLE {
@@ -149,9 +223,15 @@ pub fn find(sizes: &[u64]) -> Option<Rhythm> {
 
 /// [`find`] by contours alone.
 fn find_contour(sizes: &[u64], candidates: impl Iterator<Item = usize>) -> Option<Rhythm> {
-    let window = |period: usize| (CONTOUR_PERIODS * period).max(EVIDENCE).max(sizes.len() / 2);
+    let window = |period: usize| (CONTOUR_PERIODS * period).max(CONTOUR_EVIDENCE);
     let periods: Vec<usize> = candidates
-        .filter(|&period| period + window(period) < sizes.len() && is_contour(sizes, period, window(period)))
+        .filter(|&period| period + window(period) < sizes.len())
+        .filter(|&period| {
+            // As in `find`: a row of one size agrees with itself.
+            let older = &sizes[..sizes.len() - window(period) / 2];
+            is_contour(sizes, period, window(period))
+                && (period >= SHORT || is_contour(older, period, window(period) / 2))
+        })
         .collect();
     let window = window(*periods.last()?);
     let share = |period: usize| contours_alike(sizes, period, window);
@@ -305,6 +385,12 @@ fn served(sizes: &[u64], period: usize) -> f64 {
     if all == 0 { bytes_alike(sizes, period, sizes.len() - period) } else { same as f64 / all as f64 }
 }
 
+/// Whether the newest sizes are exactly those of a period before.
+fn is_exact(sizes: &[u64], period: usize, window: usize) -> bool {
+    let before = sizes.len().checked_sub(window + period);
+    before.is_some_and(|before| sizes[before..before + window] == sizes[before + period..])
+}
+
 /// Whether the sizes of a window are those of a period before.
 fn is_rhythm(sizes: &[u64], period: usize, window: usize) -> bool {
     let agrees =
@@ -426,6 +512,47 @@ mod tests {
                 assert_eq!(find(&sizes[..seen]), None, "{seen} of {}", sizes.len());
             }
         }
+    }
+
+    #[test]
+    fn a_loop_within_a_step_is_no_rhythm_after_a_row_of_one_size() {
+        // Twelve turns, as of an optimizer over tables whose gradients follow the data.
+        let mut next = noise(3);
+        let turn = [65, 524, 65, 66, 65, 430, 53, 431, 430, 430, 53, 432, 430, 430];
+        let mut sizes = [warm_up(200), vec![1_280_000; 32]].concat();
+        sizes.extend(turn.repeat(12).iter().map(|size| size * (1000 + next() % 10)));
+        for seen in 200..sizes.len() {
+            assert_eq!(find(&sizes[..seen]), None, "{seen}");
+        }
+    }
+
+    #[test]
+    fn layers_leave_more_than_they_found_and_steps_do_not() {
+        let layer = |kept: bool| {
+            let mut changes = vec![Change::Allocate(90), Change::Allocate(50), Change::Free(90)];
+            changes.extend((!kept).then_some(Change::Free(50)));
+            changes
+        };
+        let rhythm = Rhythm { period: 4, steps: 1, share: 1.0 };
+        let changes = |layers: usize, kept| (0..layers).flat_map(|_| layer(kept)).collect::<Vec<_>>();
+        assert!(rhythm.is_balanced(&changes(8, false)) && !rhythm.is_balanced(&changes(8, true)));
+        assert!(!rhythm.is_balanced(&changes(2, false)), "less than a period and its end");
+        // Steps of all sizes are compared where least is alive.
+        let contour = Rhythm { share: 0.1, ..rhythm };
+        let step = |unit: u64| {
+            [Change::Allocate(unit), Change::Allocate(unit), Change::Free(unit), Change::Free(unit)].repeat(2)
+        };
+        let steps: Vec<Change> = [3, 9, 5, 7].into_iter().flat_map(step).collect();
+        assert!(contour.is_balanced(&steps) && !contour.is_balanced(&changes(8, true)));
+    }
+
+    #[test]
+    fn steps_that_take_turns_are_seen_when_two_of_them_come_again() {
+        let lengths =
+            |count: u64| (0..count).flat_map(|turn| step(6, 10_000 + 3_000 * (turn % 5))).collect::<Vec<_>>();
+        let rhythm = Rhythm { period: step(6, 1).len(), steps: 1, share: 0.1 };
+        assert_eq!((rhythm.turns(&lengths(6), 8), rhythm.turns(&lengths(7), 8)), (None, Some(5)));
+        assert_eq!(rhythm.turns(&lengths(20), 4), None);
     }
 
     #[test]

@@ -5,23 +5,37 @@
 //! as marked ones are.
 
 use crate::collector::{Collector, Needs, Translator, Until};
-use crate::matcher::Class;
+use crate::matcher::{Class, KINDS};
 use crate::recorder::{Event, Recorder};
 use crate::settings::Settings;
 use std::sync::Arc;
 use stepalloc_planner::Event as StepEvent;
 use stepalloc_planner::rhythm::{self, Change, Rhythm};
 
-/// A rhythm must hold for one part in this many of what was heard before it: the layers within a step do not.
+/// A rhythm in which memory does not come back to what it was must hold for one part in this many of what was heard before it:
+/// the layers within a step do not.
 const CONFIRMED: usize = 4;
+
+/// Rhythms remembered that were followed in vain: the kinds of loops within a step.
+const VAIN: usize = 8;
 
 /// Steps that are being found.
 pub(crate) struct Found {
     rhythm: Rhythm,
     /// Two of its periods are taken as one, because blocks live on beyond one.
     doubled: bool,
+    /// Allocations heard before the log began.
+    heard: usize,
+    /// It has lasted for long already.
+    lasts: bool,
+    /// It was asked whether what is alive comes back to what it was.
+    asked: bool,
     /// Sizes of the period heard before the log began.
     earlier: Vec<u64>,
+    /// All sizes heard, where they do not come again after a period: they may after several.
+    sizes: Vec<u64>,
+    /// They do, and a step of each kind was merged.
+    turns: bool,
     /// Allocations to be recorded before the first cut.
     needed: usize,
     /// Allocations before those below.
@@ -64,14 +78,57 @@ pub(crate) enum Followed {
     Lost,
 }
 
+/// Rhythms that were followed in vain: loops within a step, which come again with each step.
+pub(crate) struct Vain {
+    /// Periods, and for how many allocations each must hold to be followed again. The newest first.
+    lost: Vec<(usize, usize)>,
+    /// The same of the rhythm that is followed now.
+    followed: (usize, usize),
+}
+
+impl Vain {
+    pub(crate) const fn new() -> Self {
+        Self { lost: Vec::new(), followed: (0, 0) }
+    }
+
+    /// Whether a rhythm is worth being followed that was heard in these sizes, the newest of so many; it counts as followed then.
+    pub(crate) fn follows(&mut self, rhythm: &Rhythm, sizes: &[u64], heard: usize) -> bool {
+        let lost = self.lost.iter().find(|(period, _)| *period == rhythm.period);
+        let least = lost.map_or(rhythm.period.max(rhythm::EXACT_EVIDENCE), |&(_, least)| least);
+        let from = sizes.len().checked_sub(least + rhythm.period + 1);
+        let follows = lost.is_none()
+            || from.is_some_and(|from| rhythm.holds(&sizes[from..]))
+            || rhythm.lasts(sizes, heard);
+        if follows {
+            self.followed = (rhythm.period, least);
+        }
+        follows
+    }
+
+    /// The rhythm followed has ended: the next time it must hold for twice as long.
+    pub(crate) fn lose(&mut self) {
+        let (period, least) = self.followed;
+        self.lost.retain(|&(other, _)| other != period);
+        self.lost.truncate(VAIN - 1);
+        self.lost.insert(0, (period, 2 * least));
+    }
+}
+
 impl Found {
-    /// Begins to follow a rhythm heard in these sizes.
-    pub(crate) fn new(rhythm: Rhythm, heard: &[u64]) -> Self {
+    /// Begins to follow a rhythm heard in these sizes, the newest of so many.
+    pub(crate) fn new(rhythm: Rhythm, sizes: &[u64], heard: usize) -> Self {
+        // Of sizes that do not come again two periods are compared where the least is alive.
+        let periods = if rhythm.repeats() { 1 } else { 2 };
         Self {
             rhythm,
             doubled: false,
-            earlier: heard[heard.len() - rhythm.period..].to_vec(),
-            needed: (rhythm.period + 1).max(rhythm::EVIDENCE).max(heard.len() / CONFIRMED),
+            heard,
+            lasts: rhythm.lasts(sizes, heard),
+            asked: false,
+            earlier: sizes[sizes.len() - rhythm.period..].to_vec(),
+            sizes: if rhythm.repeats() { Vec::new() } else { sizes.to_vec() },
+            turns: false,
+            needed: (periods * rhythm.period + 1).max(rhythm::EVIDENCE),
             merged: 0,
             log: Log::default(),
             at: None,
@@ -88,8 +145,12 @@ impl Found {
     /// Takes in the log up to index `end`.
     pub(crate) fn follow(&mut self, recorder: &Recorder, end: u64, settings: &Settings) -> Followed {
         let looking = self.at.is_none();
+        let before = self.log.sizes.len();
         if !recorder.read(end, |event| self.log.take(event, &mut self.translator, looking)) {
             return Followed::Lost;
+        }
+        if !self.rhythm.repeats() {
+            self.sizes.extend(&self.log.sizes[before..]);
         }
         let mut period = self.rhythm.period;
         let mut at = match self.at {
@@ -101,6 +162,16 @@ impl Found {
                 let sizes = [&*self.earlier, &self.log.sizes].concat();
                 if !self.rhythm.holds(&sizes) {
                     return Followed::Lost;
+                }
+                if !self.asked && !self.rhythm.is_balanced(&self.log.changes) {
+                    if !self.lasts {
+                        return Followed::Lost;
+                    }
+                    self.needed = self.needed.max(self.heard / CONFIRMED);
+                }
+                self.asked = true;
+                if self.log.sizes.len() < self.needed {
+                    return Followed::More((self.needed - self.log.sizes.len()) as u64);
                 }
                 let boundary = rhythm::boundary(&self.earlier, &self.log.changes, &self.rhythm);
                 let Some(boundary) = boundary else { return Followed::Lost };
@@ -115,7 +186,15 @@ impl Found {
         while let Some(next) = rhythm::next_boundary(&self.log.sizes, at, period) {
             let events = &mut self.log.events[self.log.starts[at]..self.log.starts[next]];
             at = next;
-            if !self.collector.merge(events, true, until, settings.max_steps) {
+            let enough = self.collector.merge(events, true, until, settings.max_steps);
+            if !self.lasts && self.rhythm.repeats() && self.collector.kinds() > 1 {
+                // What was repeated has ended.
+                return Followed::Lost;
+            }
+            // Two steps in a row as some steps before: each kind was merged since, perhaps once only.
+            self.turns = !self.rhythm.repeats()
+                && self.rhythm.turns(&self.sizes, KINDS).is_some_and(|turns| turns <= self.collector.steps());
+            if !enough && !self.turns {
                 continue;
             }
             if self.doubled || !self.rhythm.repeats() || !self.collector.recurs() {
@@ -140,7 +219,7 @@ impl Found {
 
     /// What is to be planned.
     pub(crate) fn needs(&self) -> Vec<Arc<Needs>> {
-        self.collector.needs(true)
+        self.collector.needs(true, self.turns)
     }
 }
 

@@ -17,9 +17,19 @@ pub(crate) static LISTENER: Listener = Listener::closed();
 /// Allocations kept: twice the longest period that can be found. A power of two.
 const KEPT: u64 = 1 << 16;
 /// The first look: below, no rhythm is found.
-const FIRST: u64 = 128;
-/// From one look to the next what was seen grows by one part in this many.
+const FIRST: u64 = 64;
+/// From one look at all that was seen to the next it grows by one part in this many.
 const GROWTH: u64 = 8;
+/// The same of looks at the newest part of it, so that a rhythm that has begun after much else is found within a step or two. A
+/// look costs 2.4 ns for each size it looks at: all of them together 100 ns an allocation at first, 40 ns later, and 3 ms
+/// until the ring is full.
+const SOONER: u64 = 64;
+/// The newest part is one in this many of all that was seen,
+const PART: u64 = 8;
+/// and so many allocations at least: three periods of most steps.
+const PART_LEAST: u64 = 1024;
+/// Allocations from one look to the next at least: the smallest program's step or two.
+const PAUSE_LEAST: u64 = 32;
 /// Allocations of one size, one after the other, after which it counts as the only one.
 const ROW: u64 = 512;
 /// When the ring is full, the time to the next look doubles, up to this many allocations.
@@ -34,6 +44,8 @@ pub(crate) struct Listener {
     start: AtomicU64,
     /// The engine wants to look when so many were told.
     wake: AtomicU64,
+    /// What was seen when all of it was looked at last.
+    looked: AtomicU64,
 }
 
 impl Listener {
@@ -43,6 +55,7 @@ impl Listener {
             head: AtomicU64::new(0),
             start: AtomicU64::new(0),
             wake: AtomicU64::new(FIRST),
+            looked: AtomicU64::new(0),
         }
     }
 
@@ -78,6 +91,7 @@ impl Listener {
         self.head.store(head, Release);
         self.start.store(head, Relaxed);
         self.wake.store(head + FIRST, Relaxed);
+        self.looked.store(0, Relaxed);
     }
 
     /// Allocations ever told.
@@ -103,8 +117,19 @@ impl Listener {
     /// Wakes the engine when it is worth another look.
     pub(crate) fn wake_later(&self) {
         let heard = self.heard();
-        let pause = if heard <= KEPT { heard / GROWTH } else { heard - KEPT + KEPT / GROWTH };
+        let pause =
+            if heard <= KEPT { (heard / SOONER).max(PAUSE_LEAST) } else { heard - KEPT + KEPT / SOONER };
         self.wake_after(pause.min(RAREST));
+    }
+
+    /// The classes for a look: now and then all that are kept, else the newest part.
+    pub(crate) fn look(&self) -> Vec<Class> {
+        let (heard, looked) = (self.heard(), self.looked.load(Relaxed));
+        if heard >= looked + looked / GROWTH {
+            self.looked.store(heard, Relaxed);
+            return self.classes(0);
+        }
+        self.newest((heard / PART).max(PART_LEAST) as usize)
     }
 
     /// The newest classes since `from`, at most those kept; zeros where a thread has not finished telling.
@@ -160,7 +185,7 @@ mod tests {
                 listener.wake_later();
             }
         }
-        assert!((50..80).contains(&woken), "{woken}");
+        assert!((200..400).contains(&woken), "{woken}");
         let kept = listener.classes(0);
         assert_eq!((kept.len() as u64, kept[0]), (KEPT, class(300_001 - KEPT)));
         listener.clear();

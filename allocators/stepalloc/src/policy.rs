@@ -35,7 +35,7 @@ pub(crate) const CONCURRENT: u32 = 16;
 
 /// Allocations from one detected boundary to the next, at least; shorter periods are taken together. A boundary costs about two
 /// microseconds, most of them for the system's figures.
-pub(crate) const LEAST_PERIOD: usize = 40;
+pub(crate) const LEAST_PERIOD: usize = 24;
 /// A detected step must have at most so many times MIN_BYTES (1 MiB) live to be worth a plan: less every backend keeps by itself, and
 /// recording takes as much. (Of the recorded programs the smallest has 9 MiB.)
 pub(crate) const LEAST_STEP: u64 = 32;

@@ -39,7 +39,7 @@ impl Machine {
         if self.keeps_to_too_small(now) || now.sizes.is_of_one_size() {
             return self.found_nothing(now);
         }
-        let heard = now.sizes.classes(0);
+        let heard = now.sizes.look();
         let sizes: Vec<u64> = heard.iter().map(|class| class.bytes()).collect();
         let found = rhythm::find(&sizes);
         let bytes = |rhythm: &Rhythm| sizes[sizes.len() - rhythm.period..].iter().sum::<u64>();
@@ -55,7 +55,9 @@ impl Machine {
             Some(_) => self.is_news(found, &heard, now),
             None => true,
         });
-        let Some(mut rhythm) = news else { return self.found_nothing(now) };
+        let all = now.sizes.heard() as usize;
+        let followed = news.filter(|rhythm| self.vain.follows(rhythm, &sizes, all));
+        let Some(mut rhythm) = followed else { return self.found_nothing(now) };
         let known = self.plan.as_ref().and_then(|plan| plan.start).map(|start| start.rhythm);
         if let Some(known) = known.filter(|known| !known.repeats())
             && rhythm.period.is_multiple_of(known.period)
@@ -70,7 +72,7 @@ impl Machine {
             self.waited = start;
             return self.act(Action::WakeAfterSizes(wait));
         }
-        let found = Box::new(Found::new(rhythm, &sizes));
+        let found = Box::new(Found::new(rhythm, &sizes, all));
         let needed = found.needed();
         self.mode = Mode::Following { found, since: now.sizes.head() };
         self.act(Action::WakeWhenGrown);
@@ -199,6 +201,7 @@ impl Machine {
 
     /// There is no period after all, or nothing in it to plan.
     fn lose(&mut self) {
+        self.vain.lose();
         self.act(Action::WakeAfterEvents(None));
         self.act(Action::DropEvents);
         self.observe(Watch::Sizes);

@@ -9,7 +9,7 @@
 use super::work::{Outcome, Work};
 use crate::backend::Retention;
 use crate::collector::{Collector, Needs, Proposal, with_others};
-use crate::found::{Found, Start};
+use crate::found::{Found, Start, Vain};
 use crate::kept::Plans;
 use crate::listener::Listener;
 use crate::matcher::{Class, Matcher};
@@ -217,6 +217,8 @@ pub(crate) struct Machine {
     pub(super) cache: super::cache::Cache,
     /// A period whose steps are too small to be worth a plan.
     pub(super) too_small: Option<Rhythm>,
+    /// Periods that were followed in vain.
+    pub(super) vain: Vain,
     /// Detected steps waited for, as START says.
     pub(super) waited: u64,
     /// Steps after which it is asked whether another period serves more.
@@ -242,6 +244,7 @@ impl Machine {
             concurrent: 0,
             cache: super::cache::Cache::Unknown,
             too_small: None,
+            vain: Vain::new(),
             waited: 0,
             tried_for: TRIED_STEPS,
             miss_limit: u32::MAX,
@@ -360,8 +363,9 @@ impl Machine {
             if self.presses() {
                 self.stop_serving(now);
             } else if has_changed && !self.has_helped() {
-                // It never served its own steps: they do not repeat, or run in another order each time.
-                self.refuse(now);
+                // It has served none of its own steps: they run in another order each time.
+                self.patience.wait(self.steps);
+                self.stop_serving(now);
             } else if has_changed {
                 self.collect(now);
             }
@@ -421,8 +425,8 @@ impl Machine {
         if hit * 100 >= all * HIT_PERCENT {
             plan.missed_steps = 0;
             plan.helped_steps += 1;
+            plan.has_helped = true;
             if plan.helped_steps == HELPED_STEPS {
-                plan.has_helped = true;
                 self.patience = Patience::NEW;
             }
             return false;
@@ -592,7 +596,7 @@ impl Machine {
     fn begin_anew(&mut self, serving: bool, now: &Snapshot<'_>) {
         if serving {
             self.plans = 1;
-            self.plan = Some(Plan::new(now.pressures));
+            self.plan = Some(Plan { has_helped: true, ..Plan::new(now.pressures) });
         }
         self.act(Action::Fill(false));
         self.act(Action::Retain(if serving { Retention::Retain } else { Retention::Default }));

@@ -235,9 +235,18 @@ fn marked(start: u64, stable: u64) -> Settings {
     Settings { start_step: Some(start), stable_steps: Some(stable), ..Settings::DEFAULT }
 }
 
-/// Replays a recorded program, which marks nothing; the step in which a plan comes into force first, the plans made, and the share of the
-/// large bytes of the last steps that find their slots, in percent.
-fn replay(name: &str, rounds: usize) -> Option<(usize, u64, u64)> {
+/// What became of a recorded program.
+struct Replayed {
+    /// The step in which a plan came into force first.
+    planned: usize,
+    plans: u64,
+    /// The share of the large bytes of the last steps that find their slots, in percent.
+    served: u64,
+}
+
+/// Replays a recorded program, which marks nothing, after `before` blocks of libraries being loaded.
+fn replay(name: &str, before: usize) -> Option<Replayed> {
+    const ROUNDS: usize = 4;
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces").join(name);
     if !path.exists() {
         eprintln!("SKIPPED: no {}", path.display());
@@ -245,10 +254,16 @@ fn replay(name: &str, rounds: usize) -> Option<(usize, u64, u64)> {
     }
     let trace = trace::read(path).expect("a trace");
     let mut simulation = Simulation::new(Settings::DEFAULT);
+    let mut state = 1;
+    for _ in 0..before {
+        let bytes = (32 << 10) + random(&mut state) % 100_000;
+        simulation.allocate(usize::MAX, bytes, 1);
+        simulation.free(usize::MAX, bytes as usize);
+    }
     let (mut planned, mut count) = (None, 0);
     let mut live = HashMap::new();
     let (mut served, mut missed) = (0, 0);
-    for round in 0..rounds {
+    for round in 0..ROUNDS {
         // From the third step on again: the first ones are the program's warm-up.
         for step in &trace.steps[if round == 0 { 0 } else { 2 }..] {
             for event in &step.events {
@@ -263,11 +278,11 @@ fn replay(name: &str, rounds: usize) -> Option<(usize, u64, u64)> {
                     }
                 }
             }
+            count += 1;
             if simulation.is_planned() && planned.is_none() {
                 planned = Some(count);
             }
-            count += 1;
-            if round + 1 == rounds {
+            if round + 1 == ROUNDS {
                 served += simulation.figures.planned.bytes;
                 missed += simulation.figures.fallback.bytes;
             }
@@ -276,27 +291,40 @@ fn replay(name: &str, rounds: usize) -> Option<(usize, u64, u64)> {
             simulation.free(1 + block as usize, size as usize);
         }
     }
-    let planned = planned.unwrap_or_else(|| panic!("{name}: no plan within {count} steps"));
-    Some((planned, simulation.machine.plans, served * 100 / (served + missed).max(1)))
+    let planned = planned.unwrap_or_else(|| panic!("{name} after {before}: no plan within {count} steps"));
+    let served = served * 100 / (served + missed).max(1);
+    Some(Replayed { planned, plans: simulation.machine.plans, served })
 }
 
-/// The step in which each recorded program is planned at the latest, and how much of its bytes the plans serve at the end, in percent.
-const RECORDED: [(&str, usize, u64); 7] = [
-    ("torch_transformer_train.csv.gz", 7, 99),
-    ("torch_convnet_train.csv.gz", 7, 99),
-    ("torch_recommender_train.csv.gz", 7, 99),
-    ("torch_mlp_train.csv.gz", 10, 99),
-    ("torch_varlen_train.csv.gz", 22, 85),
-    ("ort_transformer_arena0.csv.gz", 7, 98),
-    ("candle_transformer_infer.csv.gz", 7, 99),
+/// The step by whose end each recorded program is planned at the latest: of eight lengths in turn the second pass, and of steps of few
+/// blocks more, for the evidence. And how much of its bytes finds slots at the end, in percent.
+const RECORDED: [(&str, usize, u64); 11] = [
+    ("torch_transformer_train", 8, 99),
+    ("torch_convnet_train", 8, 99),
+    ("torch_recommender_train", 8, 99),
+    ("torch_mlp_train", 9, 99),
+    ("torch_varlen_train", 16, 99),
+    ("torch_transformer_infer", 8, 99),
+    ("torch_convnet_infer", 8, 99),
+    ("torch_mlp_infer", 24, 99),
+    ("ort_transformer_arena0", 8, 98),
+    ("ort_convnet_arena0", 32, 99),
+    ("candle_transformer_infer", 8, 99),
 ];
 
 #[test]
 fn recorded_programs_are_planned_soon_and_served() {
     for (name, latest, least) in RECORDED {
-        let Some((step, plans, served)) = replay(name, 4) else { continue };
-        println!("figures: {name} planned={step} plans={plans} served={served}");
-        assert!(step <= latest && served >= least, "{name}: planned in step {step}, {served} % served");
+        // Looks come at other places in a step after each of these.
+        for before in [0, 1400, 1417, 1434] {
+            let Some(found) = replay(&format!("{name}.csv.gz"), before) else { continue };
+            let Replayed { planned, plans, served } = found;
+            println!("figures: {name} after={before} planned={planned} plans={plans} served={served}");
+            assert!(
+                planned <= latest && served >= least,
+                "{name} after {before}: step {planned}, {served} %"
+            );
+        }
     }
 }
 
@@ -481,46 +509,4 @@ fn marks_win_over_what_was_detected() {
     let machine = &simulation.machine;
     assert!(simulation.is_planned() && machine.marked && machine.steps == 12);
     assert_eq!((machine.plans, simulation.figures.fallback.bytes), (1, 0));
-}
-
-#[test]
-#[ignore]
-fn explore() {
-    let name = std::env::var("TRACE").unwrap();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces").join(&name);
-    let trace = trace::read(path).expect("a trace");
-    let mut simulation = Simulation::new(marked(4, 3));
-    let mut live = HashMap::new();
-    for index in 0..120 {
-        let steps = trace.steps.len();
-        let at = if index < steps { index } else { 2 + (index - 2) % (steps - 2) };
-        if at == 2 && index > 2 {
-            for (block, size) in std::mem::take(&mut live) {
-                simulation.free(1 + block as usize, size as usize);
-            }
-        }
-        let before = simulation.figures;
-        simulation.mark(false);
-        println!(
-            "{index} {:?} plans {} kinds {} planned {} fallback {} MiB ({})",
-            simulation.machine.phase(),
-            simulation.machine.plans,
-            simulation.machine.plan.as_ref().map_or(0, |plan| plan.profiles.len()),
-            before.planned.bytes >> 20,
-            before.fallback.bytes >> 20,
-            before.fallback.allocations
-        );
-        for event in &trace.steps[at].events {
-            match *event {
-                Traced::Allocate { block, size, align, .. } => {
-                    simulation.allocate(1 + block as usize, size, align);
-                    live.insert(block, size);
-                }
-                Traced::Free { block } => {
-                    let size = live.remove(&block).unwrap_or(0);
-                    simulation.free(1 + block as usize, size as usize);
-                }
-            }
-        }
-    }
 }
