@@ -160,11 +160,6 @@ impl Collector {
         *self = Self { families: core::mem::take(&mut self.families), ..Self::new() };
     }
 
-    /// Steps merged.
-    pub(crate) fn steps(&self) -> usize {
-        self.collected as usize
-    }
-
     /// Kinds of steps seen.
     pub(crate) fn kinds(&self) -> usize {
         self.kinds.len()
@@ -303,13 +298,11 @@ impl Collector {
         load.unwrap_or(0) > UNALIKE * self.translator.most_alive
     }
 
-    /// What is to be planned: the kinds that came again, the newest first; the largest, where none has. Of kinds that take
-    /// `turns` all: what they leave counts as alive up to the end of their steps.
-    pub(crate) fn needs(&self, found: bool, turns: bool) -> Vec<Arc<Needs>> {
-        let least = if turns { 1 } else { FOUND_STEPS };
+    /// What is to be planned: the kinds that came again, the newest first; the largest, where none has.
+    pub(crate) fn needs(&self, found: bool) -> Vec<Arc<Needs>> {
         let families: Vec<_> = self.families.iter().map(|family| (family.smallest, family.largest)).collect();
         let mut kinds: Vec<&Kind> =
-            self.kinds.iter().filter(|kind| kind.steps.seen() >= least && kind.bytes > 0).collect();
+            self.kinds.iter().filter(|kind| kind.steps.seen() >= FOUND_STEPS && kind.bytes > 0).collect();
         if kinds.is_empty() {
             kinds.extend(self.kinds.iter().max_by_key(|kind| kind.bytes));
         }

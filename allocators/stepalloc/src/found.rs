@@ -34,8 +34,8 @@ pub(crate) struct Found {
     earlier: Vec<u64>,
     /// All sizes heard, where they do not come again after a period: they may after several.
     sizes: Vec<u64>,
-    /// They do, and a step of each kind was merged.
-    turns: bool,
+    /// The boundaries since the log began in that case, as allocations before each.
+    boundaries: Vec<usize>,
     /// Allocations to be recorded before the first cut.
     needed: usize,
     /// Allocations before those below.
@@ -54,9 +54,8 @@ struct Log {
     events: Vec<StepEvent>,
     /// The same as bytes; only while the boundary is looked for.
     changes: Vec<Change>,
-    /// For each allocation its index among the events, its class and its bytes.
+    /// For each allocation its index among the events and its bytes.
     starts: Vec<usize>,
-    classes: Vec<Class>,
     sizes: Vec<u64>,
 }
 
@@ -127,7 +126,7 @@ impl Found {
             asked: false,
             earlier: sizes[sizes.len() - rhythm.period..].to_vec(),
             sizes: if rhythm.repeats() { Vec::new() } else { sizes.to_vec() },
-            turns: false,
+            boundaries: Vec::new(),
             needed: (periods * rhythm.period + 1).max(rhythm::EVIDENCE),
             merged: 0,
             log: Log::default(),
@@ -183,6 +182,9 @@ impl Found {
         // Where sizes do not come again a period later, there are several kinds of steps.
         let kinds = if self.rhythm.repeats() { 1 } else { 2 };
         let until = settings.stable(false).map_or(Until::Seen { kinds }, Until::Stable);
+        if self.boundaries.is_empty() {
+            self.boundaries.push(at);
+        }
         while let Some(next) = rhythm::next_boundary(&self.log.sizes, at, period) {
             let events = &mut self.log.events[self.log.starts[at]..self.log.starts[next]];
             at = next;
@@ -191,10 +193,14 @@ impl Found {
                 // What was repeated has ended.
                 return Followed::Lost;
             }
-            // Two steps in a row as some steps before: each kind was merged since, perhaps once only.
-            self.turns = !self.rhythm.repeats()
-                && self.rhythm.turns(&self.sizes, KINDS).is_some_and(|turns| turns <= self.collector.steps());
-            if !enough && !self.turns {
+            if !self.rhythm.repeats() {
+                self.boundaries.push(at);
+                if self.merge_turns(settings) {
+                    self.at = Some(at);
+                    return Followed::Enough;
+                }
+            }
+            if !enough {
                 continue;
             }
             if self.doubled || !self.rhythm.repeats() || !self.collector.recurs() {
@@ -206,10 +212,28 @@ impl Found {
             period = self.rhythm.period;
             self.collector.begin_again();
         }
-        self.log.forget(at);
-        self.merged += at as u64;
-        self.at = Some(0);
+        if self.rhythm.repeats() {
+            self.log.forget(at);
+            self.merged += at as u64;
+            at = 0;
+        }
+        self.at = Some(at);
         Followed::More((period + rhythm::HEAD).saturating_sub(self.log.sizes.len()).max(1) as u64)
+    }
+
+    /// Steps whose sizes come again after several of them take turns: one turn is merged as one step, in which all lifetimes are known.
+    /// `false` where two steps in a row were not seen again yet, or no whole turn was recorded.
+    fn merge_turns(&mut self, settings: &Settings) -> bool {
+        let Some(turns) = self.rhythm.turns(&self.sizes, KINDS) else { return false };
+        let Some(first) = self.boundaries.len().checked_sub(turns + 1) else { return false };
+        let starts = &self.log.starts;
+        let events =
+            &mut self.log.events[starts[self.boundaries[first]]..starts[self.boundaries[first + turns]]];
+        self.collector.begin_again();
+        self.collector.merge(events, true, Until::Seen { kinds: 1 }, settings.max_steps);
+        let (period, steps) = (turns * self.rhythm.period, turns * self.rhythm.steps);
+        self.rhythm = Rhythm { period, steps, share: 1.0 };
+        true
     }
 
     /// Where the steps begin.
@@ -219,7 +243,7 @@ impl Found {
 
     /// What is to be planned.
     pub(crate) fn needs(&self) -> Vec<Arc<Needs>> {
-        self.collector.needs(true, self.turns)
+        self.collector.needs(true)
     }
 }
 
@@ -231,7 +255,6 @@ impl Log {
         }
         if let Event::Allocate { class, .. } | Event::Move { class, .. } = event {
             self.starts.push(self.events.len() - 1);
-            self.classes.push(class);
             self.sizes.push(class.bytes());
             if looking {
                 self.changes.push(Change::Allocate(class.bytes()));
@@ -245,7 +268,6 @@ impl Log {
         self.events.drain(..events);
         self.starts.drain(..allocations);
         self.starts.iter_mut().for_each(|start| *start -= events);
-        self.classes.drain(..allocations);
         self.sizes.drain(..allocations);
     }
 }

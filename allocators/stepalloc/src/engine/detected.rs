@@ -118,8 +118,10 @@ impl Machine {
     fn is_news(&mut self, found: &Rhythm, heard: &[Class], now: &Snapshot<'_>) -> bool {
         let Some(plan) = &self.plan else { return true };
         let Some(start) = plan.start else { return true };
-        // What was planned may be a layer of the step, also where it serves the rest of the step as well.
+        // What was planned may be a layer of the step, also where it serves the rest of the step as well. (Several turns of variants are
+        // no step of layers.)
         let step_of_layers = found.repeats()
+            && start.rhythm.repeats()
             && found.period > start.rhythm.period
             && found.period <= LAYERS * start.rhythm.period;
         let same_steps = !found.repeats()

@@ -66,7 +66,7 @@ impl Work {
                 if !ends.iter().any(|&end| collector.step(means.recorder, end, &settings)) {
                     return Outcome::More(collector);
                 }
-                let profiles = collector.needs(false, false);
+                let profiles = collector.needs(false);
                 match means.place {
                     _ if collector.is_unalike(&profiles) => Outcome::Unalike,
                     Place::Beside => {

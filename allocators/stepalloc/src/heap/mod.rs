@@ -42,7 +42,7 @@ const HALF_MOST: u64 = 1 << 39;
 const MAP_LEAST: usize = 1 << 20;
 const MAP_MOST: usize = 64 << 20;
 /// Fewer pages are given back, and not moved: either costs a system call.
-const MOVE_LEAST: u32 = 8;
+const MOVE_LEAST: u32 = 4;
 /// A block of so many bytes moves its pages where it cannot grow in place; a smaller one is copied in less time.
 const REMAP_LEAST: usize = 128 << 10;
 /// A block that shrinks keeps a tail of fewer bytes.
@@ -712,29 +712,27 @@ impl Heap {
     pub(crate) fn fill(&self, block: *mut u8, bytes: usize) {
         let all = self.arena_pages(block, bytes).filter(|all| all.pages > 0);
         if let (Some(all), Some((base, _))) = (all, self.range()) {
-            let moved = self.fill_holes(&self.arena_touched, all, base);
-            self.with(|table| table.retention.arena += moved);
+            let fresh = all.pages - self.arena_touched.count(all);
+            self.fill_holes(&self.arena_touched, all, base);
+            // What did not move is faulted.
+            self.with(|table| table.retention.arena += u64::from(fresh));
             self.arena_touched.set(all);
         }
     }
 
-    /// Moves free pages under those pages of an extent that have none, which nobody else uses. Returns how many.
-    fn fill_holes(&self, touched: &Touched, all: Extent, base: usize) -> u64 {
-        let mut moved = 0;
+    /// Moves free pages under those pages of an extent that have none, which nobody else uses.
+    fn fill_holes(&self, touched: &Touched, all: Extent, base: usize) {
         for hole in touched.stretches(all, false) {
             let mut rest = hole;
             while rest.pages > 0 && self.can_move() {
                 let mut victims = Victims::none();
                 let chosen = self.with(|table| table.choose(&self.touched, rest.pages.into(), &mut victims));
                 if chosen.is_none() || victims.count == 0 {
-                    return moved;
+                    return;
                 }
-                let before = rest.pages;
                 rest = self.fill_from(&victims, rest, base);
-                moved += u64::from(before - rest.pages);
             }
         }
-        moved
     }
 
     /// Moves the pages of victims to those of a hole, as far as these go, gives the others back, and frees the victims. Returns what is

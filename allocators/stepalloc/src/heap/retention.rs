@@ -16,7 +16,7 @@ const SLACK_STEP: u64 = 800;
 /// Upper bound of the slack in such parts: an eighth.
 const SLACK_MOST: u64 = 100;
 /// Regrets are enough where they would have faulted one part in this many of the peak.
-const PATIENCE: u64 = 400;
+const PATIENCE: u64 = 200;
 /// A system call that moves or gives back costs as much as so many page faults.
 const CALL: u64 = 16;
 /// What may always be kept: half a MiB of small pages, which no process's peak shows.
