@@ -16,6 +16,9 @@ pub(crate) const RETIRING: u8 = 2;
 
 /// A step misses its plan where less than this share of its bytes finds a slot, in percent.
 pub(crate) const HIT_PERCENT: u64 = 90;
+/// A plan that has never served so much of a step is left, and the large heap serves: threads that take turns at random find a third of
+/// their slots, programs that change a little most of them.
+pub(crate) const HELPED_PERCENT: u64 = 50;
 /// Missed steps in a row after which steps are learned again: one validation step among training steps is no change.
 pub(crate) const MISSED_STEPS: u32 = 4;
 /// Steps in a row without a miss after which a plan has proved itself, and the next change is answered quickly again.

@@ -363,7 +363,8 @@ impl Machine {
             if self.presses() {
                 self.stop_serving(now);
             } else if has_changed && !self.has_helped() {
-                // It has served none of its own steps: they run in another order each time.
+                // Not even its own steps: they run in another order each time.
+                self.refused_plans += 1;
                 self.patience.wait(self.steps);
                 self.stop_serving(now);
             } else if has_changed {
@@ -422,10 +423,10 @@ impl Machine {
         let Some(plan) = &mut self.plan else { return false };
         let all = figures.planned.bytes + figures.fallback.bytes;
         let hit = figures.planned.bytes.saturating_sub(figures.gap.bytes);
+        plan.has_helped |= hit * 100 >= all * HELPED_PERCENT;
         if hit * 100 >= all * HIT_PERCENT {
             plan.missed_steps = 0;
             plan.helped_steps += 1;
-            plan.has_helped = true;
             if plan.helped_steps == HELPED_STEPS {
                 self.patience = Patience::NEW;
             }
