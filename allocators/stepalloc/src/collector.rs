@@ -8,8 +8,10 @@ use crate::cells::Cut;
 use crate::found::Start;
 use crate::kept::Plans;
 use crate::matcher::{Begin, Class, ClassSlots, KINDS, Tables};
+use crate::os;
 use crate::recorder::{self, Recorder};
 use crate::settings::Settings;
+use core::ops::ControlFlow;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
@@ -19,6 +21,11 @@ use stepalloc_planner::{Block, Effort, Event, Families, Planner, Problem, StepPr
 /// What a lower plan is worth: while it is looked for, the backend serves. Nearly all recorded steps take far less. Of
 /// several kinds, all plans together.
 const TIME_LIMIT: Duration = Duration::from_millis(250);
+
+/// Memory that looking for a lower plan may take: it is the process's, and a plan saves no more than some percent of its arena.
+const SEARCH_BYTES: u64 = 4 << 20;
+/// Or one part in this many of what the process has resident.
+const SEARCH_SHARE: u64 = 100;
 
 /// The share of the load that rounding sizes up to a granule may add: one part in this many. Below what users notice;
 /// smaller granules make gaps and the table of blocks dearer.
@@ -473,7 +480,11 @@ impl Proposal {
         });
         // Each alone, and all together.
         let plans = if needs.len() == 1 { 1 } else { needs.len() as u32 + 1 };
-        let planner = Planner::new().effort(effort).time_limit(Some(TIME_LIMIT / plans));
+        let most = os::resident_bytes().0;
+        let most = most + (most / SEARCH_SHARE).max(SEARCH_BYTES);
+        let is_large = move || os::resident_bytes().0 > most;
+        let watch = move |_| if is_large() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        let planner = Planner::new().effort(effort).time_limit(Some(TIME_LIMIT / plans)).watch(watch);
         let (offsets, height, optimal) = plan_kinds(&planner, &needs, shift)?;
         Self::with_offsets(needs, offsets, height, shift, optimal)
     }

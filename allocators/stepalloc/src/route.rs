@@ -264,9 +264,8 @@ unsafe fn allocate_sampled<B: Backend>(size: usize, align: usize, zeroed: bool) 
 unsafe fn allocate_watched<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     let mode = mode::<B>();
     let served = if mode & SERVING != 0 { serve(size, align) } else { None };
-    // Zeros are not to be had from used pages.
-    if let Some(block) = served.filter(|_| mode & FILLING != 0 && !zeroed) {
-        HEAP.fill(block, size);
+    if let Some(block) = served.filter(|_| mode & FILLING != 0) {
+        HEAP.fill(block, size, zeroed);
     }
     // SAFETY: the caller's promise.
     let block = unsafe { served_or_backend::<B>(served, size, align, zeroed) };

@@ -58,20 +58,20 @@ fn give_back() -> usize {
 /// them over again when they are claimed. Called within an allocation.
 #[cold]
 pub(crate) fn relieve(bytes: usize) {
-    take_from_arena(bytes, |start, bytes| HEAP.adopt(start, bytes));
+    take_from_arena(bytes, false);
 }
 
 /// As [`relieve`], for a block of zeros: the pages go back to the system.
 #[cold]
 pub(crate) fn relieve_of_zeros(bytes: usize) {
-    take_from_arena(bytes, |start, bytes| HEAP.discard_in_arena(start, bytes));
+    take_from_arena(bytes, true);
 }
 
-fn take_from_arena(bytes: usize, take: impl Fn(*mut u8, usize) -> usize) {
+fn take_from_arena(bytes: usize, zeros: bool) {
     os::keeping_errno(|| {
         let mut left = bytes;
         STATE.arena.each_free(|start, bytes| {
-            let taken = if left > 0 { take(start, bytes.min(left)) } else { 0 };
+            let taken = if left > 0 { HEAP.adopt(start, bytes, left, zeros) } else { 0 };
             left = left.saturating_sub(taken);
             taken
         });

@@ -286,10 +286,15 @@ impl Engine {
                 self.begin_figures();
             }
             Action::RetireArena => {
-                STATE.arena.each_free(|start, bytes| HEAP.adopt(start, bytes));
+                STATE.arena.each_free(|start, bytes| HEAP.adopt(start, bytes, usize::MAX, false));
                 HEAP.arena_holds(STATE.arena.occupied_bytes());
             }
-            Action::Fill(filling) => switches::set_filling(filling && HEAP.is_open()),
+            Action::Fill(filling) => {
+                switches::set_filling(filling && HEAP.is_open());
+                if !filling && switches::is_serving() {
+                    HEAP.arena_is_filled(STATE.arena.bytes());
+                }
+            }
             Action::Settle => HEAP.settle(),
             Action::Retain(retention) => {
                 if let Some(backend) = backend::attached().filter(|_| self.retention != retention) {

@@ -400,7 +400,7 @@ impl Heap {
             let extent = table.place(self, pages, align)?;
             Some((extent, table.account(self, extent, &mut victims)))
         })??;
-        Some(self.begin(extent, extent, &victims, zeroed, presses.then_some(relieve)))
+        Some(self.begin(extent, extent, &victims, zeroed, (presses, relieve)))
     }
 
     /// Pages of a block; `None` where the heap is not as large.
@@ -417,13 +417,13 @@ impl Heap {
         new: Extent,
         victims: &Victims,
         zeroed: bool,
-        relieve: Option<fn(usize)>,
+        (presses, relieve): (u64, fn(usize)),
     ) -> *mut u8 {
         if victims.count > 0 {
             self.give_way(victims, (!zeroed).then_some(new));
         }
-        if let Some(relieve) = relieve {
-            relieve((new.pages - self.touched.count(new)) as usize * PAGE);
+        if presses > 0 {
+            relieve(presses as usize * PAGE);
             // Pages that moved would have to be cleared: fresh ones are zeros.
             if !zeroed {
                 self.fill_holes(&self.touched, new, self.base.load(Relaxed));
@@ -601,7 +601,7 @@ impl Heap {
         let grown =
             self.with(|table| table.extend(self, more).then(|| table.account(self, more, &mut victims)))?;
         if let Some(presses) = grown {
-            let relieve = presses.then_some(relieve);
+            let relieve = (presses, relieve);
             return Some(self.begin(Extent::new(block.start, pages), more, &victims, false, relieve));
         }
         if block.pages as usize * PAGE < REMAP_LEAST || !self.can_move() {
@@ -626,7 +626,7 @@ impl Heap {
         // SAFETY: whole pages, mapped by us, apart, and the caller's alone.
         self.count_move(unsafe { os::move_content(from, to, block.pages as usize * PAGE) });
         self.touched.set(Extent::new(extent.start, block.pages));
-        let new = self.begin(extent, more, &victims, false, presses.then_some(relieve));
+        let new = self.begin(extent, more, &victims, false, (presses, relieve));
         self.blocks.at(block.start).store(0, Relaxed);
         self.touched.clear(block);
         self.free_uncounted(&[block], |table| table.counters.moved += u64::from(block.pages));
@@ -679,45 +679,74 @@ impl Heap {
         }
     }
 
-    /// Takes over the memory behind a stretch of the arena, in which no block lives: the way back from [`Heap::fill`], for a plan that serves
-    /// no more. Where it cannot, the memory goes back to the system. Returns the bytes that went.
-    pub(crate) fn adopt(&self, start: *mut u8, bytes: usize) -> usize {
-        let pages =
-            self.arena_pages(start, bytes).filter(|pages| pages.pages >= MOVE_LEAST && self.can_move());
-        let Some(pages) = pages else { return self.discard_in_arena(start, bytes) };
+    /// Takes over the memory behind a stretch of the arena, in which no block lives, but no more than so many bytes: the way back from
+    /// [`Heap::fill`]. Where it cannot, or the memory is wanted as zeros, it goes back to the system. Returns the bytes that went.
+    pub(crate) fn adopt(&self, start: *mut u8, bytes: usize, most: usize, zeros: bool) -> usize {
+        let (Some(pages), Some((base, _))) = (self.arena_pages(start, bytes), self.range()) else {
+            return self.discard_in_arena(start, bytes);
+        };
+        let (mut went, most) = (0, most.div_ceil(PAGE).min(u32::MAX as usize) as u32);
+        for stretch in self.arena_touched.stretches(pages, true) {
+            let stretch = Extent::new(stretch.start, stretch.pages.min(most - went));
+            let from = (base + stretch.start as usize * PAGE) as *mut u8;
+            if zeros || !self.adopt_pages(from, stretch.pages) {
+                // SAFETY: whole pages of the stretch, in which nobody has a block, nor gets one meanwhile.
+                unsafe { os::discard(from, stretch.pages as usize * PAGE) };
+            }
+            self.arena_touched.clear(stretch);
+            went += stretch.pages;
+            if went == most {
+                break;
+            }
+        }
+        self.with(|table| table.retention.arena = table.retention.arena.saturating_sub(went.into()));
+        went as usize * PAGE
+    }
+
+    /// Moves free pages of the arena to a new free extent of the heap; `false` where they are too few, or that cannot be.
+    fn adopt_pages(&self, from: *mut u8, pages: u32) -> bool {
+        if pages < MOVE_LEAST || !self.can_move() {
+            return false;
+        }
         let placed = self.with(|table| {
-            let extent = table.place_at_end(self, pages.pages, 1)?;
+            let extent = table.place_at_end(self, pages, 1)?;
             table.retention.resident += u64::from(extent.pages - self.touched.count(extent));
             table.counters.moved += u64::from(extent.pages);
-            table.retention.arena = table.retention.arena.saturating_sub(u64::from(extent.pages));
             self.resident.store(table.retention.resident, Relaxed);
             Some(extent)
         });
-        let Some(extent) = placed.flatten() else { return self.discard_in_arena(start, bytes) };
-        let from = (start as usize).next_multiple_of(PAGE) as *mut u8;
+        let Some(extent) = placed.flatten() else { return false };
         let moved = self.move_pages(from, self.address(extent.start), extent.pages);
         // They are counted; where they did not move, there are less.
         self.touched.set(extent);
         self.free_uncounted(&[extent], |_| ());
-        if !moved {
-            return self.discard_in_arena(start, bytes);
+        moved
+    }
+
+    /// Slots were claimed until now by [`Heap::fill`]; from now on all of the arena's bytes may be resident.
+    pub(crate) fn arena_is_filled(&self, bytes: usize) {
+        if let Some((base, _)) = self.range()
+            && let Some(pages) = self.arena_pages(base as *mut u8, bytes)
+        {
+            self.arena_touched.set(pages);
         }
-        self.arena_touched.clear(pages);
-        extent.pages as usize * PAGE
     }
 
     /// Moves free pages of the heap under a block of the arena, which is the caller's alone, has no content yet, and lies in the range's
-    /// first half: under its whole pages that were not filled before.
+    /// first half: under its whole pages that have none, unless they are to be zeros, which fresh ones are.
     #[cold]
-    pub(crate) fn fill(&self, block: *mut u8, bytes: usize) {
-        let all = self.arena_pages(block, bytes).filter(|all| all.pages > 0);
-        if let (Some(all), Some((base, _))) = (all, self.range()) {
-            let fresh = all.pages - self.arena_touched.count(all);
-            self.fill_holes(&self.arena_touched, all, base);
-            // What did not move is faulted.
-            self.with(|table| table.retention.arena += u64::from(fresh));
-            self.arena_touched.set(all);
+    pub(crate) fn fill(&self, block: *mut u8, bytes: usize, zeroed: bool) {
+        let (Some((base, _)), Some(whole)) = (self.range(), self.arena_pages(block, bytes)) else { return };
+        if !zeroed {
+            self.fill_holes(&self.arena_touched, whole, base);
         }
+        // Those that it shares with other blocks are there from now on, too.
+        let offset = block as usize - base;
+        let first = (offset / PAGE) as u32;
+        let all = Extent::new(first, (offset + bytes).div_ceil(PAGE) as u32 - first);
+        let fresh = all.pages - self.arena_touched.count(all);
+        self.arena_touched.set(all);
+        self.with(|table| table.retention.arena += u64::from(fresh));
     }
 
     /// Moves free pages under those pages of an extent that have none, which nobody else uses.
@@ -933,7 +962,7 @@ impl Table {
 
     /// Counts a new block, or the new part of one, and chooses what must give way to it.
     #[inline]
-    fn account(&mut self, heap: &Heap, new: Extent, victims: &mut Victims) -> bool {
+    fn account(&mut self, heap: &Heap, new: Extent, victims: &mut Victims) -> u64 {
         let fresh = new.pages - heap.touched.count(new);
         self.counters.blocks += 1;
         let excess = self.retention.allocate(u64::from(new.pages), u64::from(fresh));
@@ -942,7 +971,7 @@ impl Table {
             self.choose(&heap.touched, excess, victims);
         }
         let presses = self.retention.presses();
-        if presses {
+        if presses > 0 {
             heap.pressures.fetch_add(1, Relaxed);
         }
         presses

@@ -83,15 +83,16 @@ impl Retention {
         if fresh == 0 { 0 } else { self.resident.saturating_sub(self.allowed()) }
     }
 
-    /// Whether the arena's free pages would raise the process's peak now, and are to go back.
+    /// The arena's pages that would raise the process's peak now, and are to go: 0, or many.
     #[inline]
-    pub(super) fn presses(&mut self) -> bool {
+    pub(super) fn presses(&mut self) -> u64 {
         let total = self.alive + self.arena;
-        let presses = self.arena > 0 && total > self.total + self.total / PRESSES + LEAST;
-        if !presses {
+        if self.arena == 0 {
             self.total = self.total.max(total);
         }
-        presses
+        // Beside an arena a little more does not count.
+        let presses = total > self.total + self.total / PRESSES + LEAST;
+        if presses { total - self.total } else { 0 }
     }
 
     /// Says what the arena holds from now on. Returns the heap's pages that are to go back for it.
@@ -182,19 +183,19 @@ mod tests {
     fn the_arena_gives_way_before_the_process_rises_above_its_peak() {
         let mut retention = Retention::new();
         retention.allocate(10_000, 10_000);
-        assert!(!retention.presses());
+        assert!(retention.presses() == 0);
         freed(&mut retention, 9_000);
         for _ in 0..3 {
             // Of 10,000 pages 9,000 are the arena's; the heap keeps a little beside them.
             assert_eq!(retention.arena_holds(9_000), retention.resident - (10_000 + 312 - 9_000) - LEAST);
             retention.resident -= retention.arena_holds(9_000);
-            assert!(!retention.presses());
+            assert!(retention.presses() == 0);
             retention.allocate(400, 0);
-            assert!(!retention.presses(), "a little more is no peak");
+            assert!(retention.presses() == 0, "a little more is no peak");
             retention.allocate(4_600, 0);
-            assert!(retention.presses());
+            assert!(retention.presses() > 0);
             retention.arena_holds(1_000);
-            assert!(!retention.presses());
+            assert!(retention.presses() == 0);
             freed(&mut retention, 5_000);
         }
     }
@@ -205,11 +206,11 @@ mod tests {
         retention.allocate(1_000, 1_000);
         retention.arena_holds(9_000);
         retention.allocate(9_000, 9_000);
-        assert!(retention.presses());
+        assert!(retention.presses() > 0);
         retention.relieved();
         for _ in 0..3 {
             retention.arena_holds(8_000);
-            assert!(!retention.presses());
+            assert!(retention.presses() == 0);
         }
     }
 
