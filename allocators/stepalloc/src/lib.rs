@@ -34,7 +34,7 @@
 //!
 //! # Steps
 //!
-//! A program marks its steps ([`step`], [`boundary`]), or does not: then the period of its planned-size allocations is
+//! A program marks its steps ([`step`], [`boundary`]), or does not: then the period of its large allocations is
 //! found from their sizes alone, and a step begins where the least is alive. Marks, once given, are all that counts. Several
 //! kinds of steps (sequence lengths, training and evaluation) have a plan each, in one arena. Where
 //! sizes follow the data and differ by some percent from step to step, a block is known by its family of sizes, and its
@@ -66,41 +66,34 @@
 //!
 //! # Layout
 //!
-//! `step` boundaries, or `listener` sizes and `found` steps -> `phase` the engine -> `recorder` the log -> `collector` needs and
-//! plan (by stepalloc-planner; `kept` in a file) -> `matcher` which slot -> `arena` is
-//! it free, by `cells` and `granules`, in its [`Region`]; `heap` what no plan serves; `alloc` and `route` the way of a request; [`backend`] what is underneath; [`os`] every
-//! system call.
+//! A request comes to `alloc`, or in the preloaded library to the C ABI; the `switches` say whether it goes on to `route`, the dispatch, or to the
+//! [`backend`]. `lookup` says which slot a plan proposes, `arena` whether it is free, and `heap` serves what no plan does. `record` writes down
+//! what is asked for, `detect` finds steps in it that nobody marks (`step` has those that are), `profile` merges and plans them (by
+//! stepalloc-planner), and `engine` decides when, by the thresholds in `policy`. [`os`] has every system call.
 
 mod alloc;
 mod arena;
 pub mod backend;
-mod cells;
-mod collector;
+mod detect;
 mod engine;
 #[doc(hidden)]
 pub mod fail_point;
-mod found;
-mod granules;
 mod heap;
-mod journal;
-mod kept;
-mod listener;
 mod lock;
-mod matcher;
-mod misses;
+mod lookup;
 pub mod os;
 mod policy;
-mod recorder;
-mod region;
+mod profile;
+mod record;
 #[doc(hidden)]
 pub mod route;
 mod settings;
 mod statistics;
 mod step;
 mod switches;
-pub mod tracer;
 
 pub use alloc::StatisticAllocator;
+pub use arena::region::Region;
 pub use backend::Backend;
 #[cfg(feature = "glibc")]
 pub use backend::{Glibc, GlibcTuning};
@@ -109,9 +102,9 @@ pub use backend::{Jemalloc, JemallocTuning};
 #[cfg(feature = "mimalloc")]
 pub use backend::{Mimalloc, MimallocOption};
 pub use engine::{boundary, disable, initialise, phase, release, statistics};
-pub use kept::{PLAN_MAGIC, PlanFileError, PlansOfFile, plan_class, read_plans};
-pub use misses::{Miss, Reason};
-pub use region::Region;
+pub use lookup::misses::{Miss, Reason};
+pub use profile::plan_file::{PLAN_MAGIC, PlanFileError, PlansOfFile, plan_class, read_plans};
+pub use record::tracer;
 pub use settings::{HugePages, Large, Settings};
 pub use statistics::{LastSteps, Phase, Statistics};
 pub use step::{Part, SharedStep, Step, step};

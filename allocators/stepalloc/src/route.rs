@@ -3,25 +3,25 @@
 //! The [switches](crate::switches) send requests here, small ones and frees of the backend's blocks excepted. All functions are generic over
 //! the backend, and used by [`StatisticAllocator`](crate::StatisticAllocator) and by the library that is preloaded.
 
+use crate::arena::cells::{Half, Slot};
+use crate::arena::granules::Run;
 use crate::arena::{GRANULE_MIN_SHIFT, Released};
 use crate::backend::{self, Backend};
-use crate::cells::{Half, Slot};
-use crate::collector;
 use crate::engine;
-use crate::granules::Run;
 use crate::heap::HEAP;
-use crate::kept;
-use crate::listener::LISTENER;
-use crate::matcher::{Class, Match, Quick};
-use crate::misses::{MISSES, Reason};
+use crate::lookup::misses::{MISSES, Reason};
+use crate::lookup::{Class, Match, Quick};
 use crate::os;
-use crate::recorder::{Event, RECORDER};
+use crate::profile::plan_file;
+use crate::profile::step_profile;
+use crate::record::recorder::{Event, RECORDER};
+use crate::record::size_log::SIZE_LOG;
+use crate::record::tracer::{TRACER, Traced};
 use crate::settings;
 use crate::switches::{
     self, ATTACHED, FILLING, FLAGS, MISS_LIMIT, MISSES_IN_STEP, PLANNED, RECORDING, SAMPLED, SAMPLING,
     SERVING, STATE, TRACING,
 };
-use crate::tracer::{TRACER, Traced};
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -67,8 +67,8 @@ fn attach<B: Backend>() {
     }
     backend::attach::<B>();
     let traced = TRACER.is_wanted().then(settings::least_bytes);
-    if switches::begin(sampled, traced) && kept::name().is_some() {
-        LISTENER.wake_after(collector::TELLING as u64);
+    if switches::begin(sampled, traced) && plan_file::name().is_some() {
+        SIZE_LOG.wake_after(step_profile::TELLING as u64);
     }
 }
 
@@ -250,7 +250,7 @@ unsafe fn allocate_sampled<B: Backend>(size: usize, align: usize, zeroed: bool) 
     // SAFETY: the caller's promise.
     let block = unsafe { served_or_backend::<B>(None, size, align, zeroed) };
     if let Some(class) = planned_class(block, size, align)
-        && LISTENER.log(class)
+        && SIZE_LOG.log(class)
     {
         engine::sampled();
     }
@@ -524,7 +524,7 @@ fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*m
         wakes = RECORDER.wakes();
     }
     if mode & SAMPLING != 0 {
-        wakes |= LISTENER.log(class);
+        wakes |= SIZE_LOG.log(class);
     }
     if wakes {
         engine::sampled();

@@ -3,10 +3,10 @@
 //! Counting costs the allocation path nothing where the plan serves: the matcher's own counters say how many planned
 //! blocks a step asked for. Only what misses is counted one by one.
 
-use crate::misses::{Miss, TOLD};
+use crate::lookup::counter::Count;
+use crate::lookup::misses::{Miss, TOLD};
 use crate::os::{self, Text};
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Newest planned steps of which figures are kept.
 const STEPS_KEPT: usize = 100;
@@ -138,38 +138,6 @@ impl StepFigures {
         const NONE: Count = Count { allocations: 0, bytes: 0 };
         Self { minor_faults: 0, nanoseconds: 0, planned: NONE, fallback: NONE, gap: NONE, busy: NONE }
     };
-}
-
-/// A number of allocations and their bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Count {
-    pub(crate) allocations: u64,
-    pub(crate) bytes: u64,
-}
-
-/// A [`Count`] that threads add to.
-pub(crate) struct Counter {
-    allocations: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Counter {
-    pub(crate) const fn new() -> Self {
-        Self { allocations: AtomicU64::new(0), bytes: AtomicU64::new(0) }
-    }
-
-    pub(crate) fn add(&self, bytes: u64) {
-        self.allocations.fetch_add(1, Relaxed);
-        self.bytes.fetch_add(bytes, Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> Count {
-        Count { allocations: self.allocations.load(Relaxed), bytes: self.bytes.load(Relaxed) }
-    }
-
-    pub(crate) fn take(&self) -> Count {
-        Count { allocations: self.allocations.swap(0, Relaxed), bytes: self.bytes.swap(0, Relaxed) }
-    }
 }
 
 /// The newest planned steps, oldest overwritten first.

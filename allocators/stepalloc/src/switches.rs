@@ -5,7 +5,7 @@
 
 use crate::arena::Arena;
 use crate::heap::HEAP;
-use crate::matcher::Matcher;
+use crate::lookup::Matcher;
 use crate::os;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};

@@ -1,10 +1,10 @@
 //! Plans kept in a file: recognised by what the program asks for, and put in force.
 
 use super::machine::{Action, Machine, Origin, Snapshot};
-use crate::collector::TELLING;
-use crate::kept::Plans;
-use crate::matcher::Class;
+use crate::lookup::Class;
 use crate::policy::*;
+use crate::profile::plan_file::Plans;
+use crate::profile::step_profile::TELLING;
 use crate::switches::Watch;
 use core::mem;
 
@@ -93,7 +93,7 @@ impl Machine {
         let Cache::Waiting { plans, recognised, look } = &mut self.cache else { return false };
         let usable = self.marked || plans.rhythm.is_some();
         let found = plans.find(&now.sizes.newest(plans.longest())).filter(|_| usable);
-        let logged = now.sizes.heard();
+        let logged = now.sizes.logged();
         if let Some(place) = found {
             let length = place.length as u64;
             let (before, _) = *recognised.get_or_insert((logged, place.kind));

@@ -7,10 +7,10 @@
 
 use super::machine::{Action, Machine, MissWindow, Mode, Plan, Snapshot};
 use super::work::{Outcome, Work};
-use crate::collector::{TELLING, with_others};
-use crate::found::Found;
-use crate::matcher::Class;
+use crate::detect::Found;
+use crate::lookup::Class;
 use crate::policy::*;
+use crate::profile::step_profile::{TELLING, with_others};
 use crate::statistics::StepFigures;
 use crate::switches::Watch;
 use stepalloc_planner::{Rhythm, rhythm};
@@ -55,7 +55,7 @@ impl Machine {
             Some(_) => self.is_news(found, &heard, now),
             None => true,
         });
-        let all = now.sizes.heard() as usize;
+        let all = now.sizes.logged() as usize;
         let followed = news.filter(|rhythm| self.vain.follows(rhythm, &sizes, all));
         let Some(mut rhythm) = followed else { return self.found_nothing(now) };
         let known = self.plan.as_ref().and_then(|plan| plan.start).map(|start| start.rhythm);
@@ -96,7 +96,7 @@ impl Machine {
 
     /// Goes on with the size log, or ends it where a plan has served for long enough.
     fn found_nothing(&mut self, now: &Snapshot<'_>) {
-        let logged = now.sizes.heard();
+        let logged = now.sizes.logged();
         let is_done = self
             .plan
             .as_ref()
@@ -229,7 +229,7 @@ impl Machine {
     pub(super) fn detect_beside(&mut self, now: &Snapshot<'_>) {
         self.miss_limit = self.misses_in_a_step();
         let Some(plan) = &mut self.plan else { return };
-        let logged = now.sizes.heard().max(4 * plan.start.map_or(0, |start| start.rhythm.period as u64));
+        let logged = now.sizes.logged().max(4 * plan.start.map_or(0, |start| start.rhythm.period as u64));
         // Where nothing was missed, the beginning of the running step is known.
         plan.window.steps = 1;
         (plan.cutoff, plan.early_cutoff) = ((CUTOFF_GROWTH * logged).min(DETECTION_CUTOFF), 2 * logged);

@@ -10,7 +10,7 @@
 
 use super::{ENGINE, Engine, enter, trim};
 use crate::heap::HEAP;
-use crate::misses::MISSES;
+use crate::lookup::misses::MISSES;
 use crate::os;
 
 use crate::settings::{HugePages, Settings};

@@ -8,13 +8,15 @@
 
 use super::work::{Outcome, Work};
 use crate::backend::Retention;
-use crate::collector::{Collector, Needs, Proposal, with_others};
-use crate::found::{Found, Start, Vain};
-use crate::kept::Plans;
-use crate::listener::Listener;
-use crate::matcher::{Class, Matcher};
+use crate::detect::{Found, Vain};
+use crate::lookup::{Class, Matcher};
 use crate::policy::*;
-use crate::recorder::Recorder;
+use crate::profile::collector::Collector;
+use crate::profile::plan_file::Plans;
+use crate::profile::proposal::Proposal;
+use crate::profile::step_profile::{Start, StepProfile, with_others};
+use crate::record::recorder::Recorder;
+use crate::record::size_log::SizeLog;
 use crate::settings::Settings;
 use crate::statistics::{Phase, StepFigures};
 use crate::switches::Watch;
@@ -50,7 +52,7 @@ pub(crate) enum Event {
 
 /// What can be observed when an event happens.
 pub(crate) struct Snapshot<'a> {
-    pub(crate) sizes: &'a Listener,
+    pub(crate) sizes: &'a SizeLog,
     pub(crate) recorder: &'a Recorder,
     pub(crate) matcher: &'a Matcher,
     /// What the step that ends asked for, where a plan served it.
@@ -128,7 +130,7 @@ pub(crate) struct Plan {
     /// The first step it served.
     pub(super) since: u64,
     /// What was planned of each step variant.
-    pub(super) profiles: Vec<Arc<Needs>>,
+    pub(super) profiles: Vec<Arc<StepProfile>>,
     /// Where detected steps begin.
     pub(super) start: Option<Start>,
     pub(super) lower_bound: u64,
@@ -301,7 +303,7 @@ impl Machine {
     }
 
     /// The variants planned now, those used last first.
-    pub(super) fn profiles_by_use(&self, now: &Snapshot<'_>) -> Vec<Arc<Needs>> {
+    pub(super) fn profiles_by_use(&self, now: &Snapshot<'_>) -> Vec<Arc<StepProfile>> {
         let profiles = self.plan.iter().flat_map(|plan| &plan.profiles);
         let mut profiles: Vec<_> = now.matcher.unused().zip(profiles).collect();
         profiles.sort_by_key(|&(unused, _)| unused);

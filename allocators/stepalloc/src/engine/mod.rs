@@ -16,20 +16,21 @@ mod tests;
 mod work;
 
 use crate::backend::{self, Retention};
-use crate::collector::Proposal;
 use crate::heap::HEAP;
-use crate::journal::{self, Journal};
-use crate::kept::{PlanFile, Plans};
-use crate::listener::LISTENER;
 use crate::lock::Lock;
-use crate::matcher::Class;
-use crate::misses::MISSES;
+use crate::lookup::Class;
+use crate::lookup::counter::Count;
+use crate::lookup::misses::MISSES;
 use crate::os;
-use crate::recorder::RECORDER;
+use crate::profile::plan_file::{PlanFile, Plans};
+use crate::profile::proposal::Proposal;
+use crate::record::journal::{self, Journal};
+use crate::record::recorder::RECORDER;
+use crate::record::size_log::SIZE_LOG;
+use crate::record::tracer;
 use crate::settings::{self, HugePages, Settings};
-use crate::statistics::{Count, History, Phase, Statistics, StepFigures};
+use crate::statistics::{History, Phase, Statistics, StepFigures};
 use crate::switches::{self, MISS_LIMIT, MISSES_IN_STEP, STATE};
-use crate::tracer;
 use core::cell::UnsafeCell;
 use core::mem;
 use core::sync::atomic::Ordering::*;
@@ -241,7 +242,7 @@ impl Engine {
     /// Tells the machine of an event, and does what it says.
     fn happen(&mut self, event: Event, step: Option<StepFigures>) {
         let now = Snapshot {
-            sizes: &LISTENER,
+            sizes: &SIZE_LOG,
             recorder: &RECORDER,
             matcher: &STATE.matcher,
             step,
@@ -269,10 +270,10 @@ impl Engine {
             }
             Action::DropEvents => RECORDER.clear(),
             Action::WakeAfterEvents(events) => RECORDER.wake_after(events),
-            Action::WakeAfterSizes(allocations) => LISTENER.wake_after(allocations),
-            Action::WakeWhenGrown => LISTENER.wake_later(),
+            Action::WakeAfterSizes(allocations) => SIZE_LOG.wake_after(allocations),
+            Action::WakeWhenGrown => SIZE_LOG.wake_later(),
             Action::DropSizes => {
-                LISTENER.clear();
+                SIZE_LOG.clear();
                 MISSES_IN_STEP.store(0, Relaxed);
             }
             Action::Run { work, here } => return self.run(work, here),

@@ -1,14 +1,14 @@
 //! What happens to the process: forks, a signal that asks for figures, its end.
 
 use super::ENGINE;
-use crate::kept;
-use crate::listener::LISTENER;
 use crate::lock;
 use crate::os::{self, Text};
+use crate::profile::plan_file;
+use crate::record::size_log::SIZE_LOG;
+use crate::record::tracer;
 use crate::settings;
 use crate::statistics::JSON_BYTES;
 use crate::switches;
-use crate::tracer;
 use core::ffi::CStr;
 use core::fmt::Write;
 use core::sync::atomic::{AtomicU8, Ordering::*};
@@ -45,7 +45,7 @@ pub(super) fn install_handlers() {
     if os::environment(c"STEPALLOC_JSON").is_some_and(|path| !path.is_empty()) {
         os::at_exit(write_json_file);
     }
-    if kept::name().is_some() {
+    if plan_file::name().is_some() {
         os::at_exit(write_cache_by_use);
     }
     if tracer::TRACER.is_wanted() {
@@ -78,7 +78,7 @@ extern "C" fn write_json_file() {
     let mut text = Text::<JSON_BYTES>::new();
     let snapshot = ENGINE.with(Some(EXIT_ATTEMPTS), |engine| engine.statistics());
     let Some(snapshot) =
-        snapshot.filter(|snapshot| snapshot.steps > 0 || LISTENER.heard() >= rhythm::EVIDENCE as u64)
+        snapshot.filter(|snapshot| snapshot.steps > 0 || SIZE_LOG.logged() >= rhythm::EVIDENCE as u64)
     else {
         return;
     };
@@ -127,7 +127,7 @@ extern "C" fn write_cache_by_use() {
             }
             return;
         }
-        let mut sorted = kept::Plans::clone(plans);
+        let mut sorted = plan_file::Plans::clone(plans);
         sorted.needs = order.iter().map(|&(_, kind)| Arc::clone(&plans.needs[kind])).collect();
         sorted.offsets = order.iter().map(|&(_, kind)| plans.offsets[kind].clone()).collect();
         file.write(&sorted);

@@ -3,10 +3,10 @@
 use super::machine::{Action, Event, Machine, Snapshot};
 use super::work::{Means, Outcome, Place};
 use crate::arena::Arena;
-use crate::listener::Listener;
-use crate::matcher::{Class, Match, Matcher};
+use crate::lookup::{Class, Match, Matcher};
 use crate::policy::*;
-use crate::recorder::{self, Recorder};
+use crate::record::recorder::{self, Recorder};
+use crate::record::size_log::SizeLog;
 use crate::settings::Settings;
 use crate::statistics::{Phase, StepFigures};
 use crate::switches::Watch;
@@ -17,7 +17,7 @@ use stepalloc_planner::{Event as Traced, trace};
 /// A program under a machine, and as much of a process as it takes.
 struct Simulation {
     machine: Machine,
-    sizes: Listener,
+    sizes: SizeLog,
     recorder: Recorder,
     matcher: Matcher,
     arena: Arena,
@@ -44,7 +44,7 @@ impl Simulation {
         machine.open_cache(None, false);
         Self {
             machine,
-            sizes: Listener::closed(),
+            sizes: SizeLog::closed(),
             recorder: Recorder::closed(),
             matcher: Matcher::empty(),
             arena: Arena::closed(),

@@ -1,9 +1,11 @@
 //! Work that takes longer than a boundary may: merging recorded steps, cutting them, planning.
 
-use crate::collector::{Collector, Needs, Proposal, with_others};
-use crate::found::{Followed, Found, Start};
+use crate::detect::{Followed, Found};
 use crate::policy::{BLOCKS_HERE, GOOD_BYTES, GOOD_RESIDENT_SHARE, GOOD_SHARE};
-use crate::recorder::Recorder;
+use crate::profile::collector::Collector;
+use crate::profile::proposal::Proposal;
+use crate::profile::step_profile::{Start, StepProfile, with_others};
+use crate::record::recorder::Recorder;
 use crate::settings::Settings;
 use std::sync::Arc;
 use stepalloc_planner::Effort;
@@ -11,11 +13,11 @@ use stepalloc_planner::Effort;
 /// What is to be done.
 pub(crate) enum Work {
     /// Merges marked steps, which ended at these events; beside the program, plans them where they are enough.
-    Merge { collector: Box<Collector>, ends: Vec<u64>, settings: Settings, others: Vec<Arc<Needs>> },
+    Merge { collector: Box<Collector>, ends: Vec<u64>, settings: Settings, others: Vec<Arc<StepProfile>> },
     /// Cuts the events up to `end` into steps.
     Follow { found: Box<Found>, end: u64, settings: Settings },
     /// Plans step variants.
-    Plan { profiles: Vec<Arc<Needs>>, start: Option<Start> },
+    Plan { profiles: Vec<Arc<StepProfile>>, start: Option<Start> },
 }
 
 /// What came of it.
@@ -23,7 +25,7 @@ pub(crate) enum Outcome {
     /// More steps are wanted.
     More(Box<Collector>),
     /// Enough were seen.
-    Enough(Vec<Arc<Needs>>),
+    Enough(Vec<Arc<StepProfile>>),
     /// Enough were seen to say that steps do not repeat.
     Unalike,
     /// So many more allocations of detected steps are wanted; 0 where they are enough.
@@ -31,7 +33,7 @@ pub(crate) enum Outcome {
     /// There is no period to follow.
     Lost,
     /// To be planned beside the program.
-    Hard { profiles: Vec<Arc<Needs>>, start: Option<Start> },
+    Hard { profiles: Vec<Arc<StepProfile>>, start: Option<Start> },
     /// A plan, or `None` where none could be made.
     Plan(Option<Box<Proposal>>),
 }
@@ -99,7 +101,7 @@ impl Work {
 }
 
 /// A plan of what is easy, made at once. Anything else may take some tenths of a second.
-fn easy_plan(profiles: &[Arc<Needs>], means: Means<'_>) -> Option<Box<Proposal>> {
+fn easy_plan(profiles: &[Arc<StepProfile>], means: Means<'_>) -> Option<Box<Proposal>> {
     match profiles {
         [only] if only.step.problem.blocks.len() <= BLOCKS_HERE => {
             plan(profiles.to_vec(), Effort::Quick, means).filter(|plan| plan.optimal)
@@ -108,7 +110,7 @@ fn easy_plan(profiles: &[Arc<Needs>], means: Means<'_>) -> Option<Box<Proposal>>
     }
 }
 
-fn plan(profiles: Vec<Arc<Needs>>, effort: Effort, means: Means<'_>) -> Option<Box<Proposal>> {
+fn plan(profiles: Vec<Arc<StepProfile>>, effort: Effort, means: Means<'_>) -> Option<Box<Proposal>> {
     let quick = Proposal::of(profiles, Effort::Quick, means.shift)?;
     // While a better one is looked for, the heap serves.
     let over = quick.bytes().saturating_sub(quick.lower_bound);

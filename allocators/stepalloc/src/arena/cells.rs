@@ -5,7 +5,7 @@
 //! begun at edges that few slots cross ([`Cut::of`]).
 //!
 //! A cell is *free*; or *whole*, one block in its slot has all of it; or *split*, and then the bits of its granules (see
-//! [`crate::granules`]) say what is taken. Free and whole change into each other by compare-and-swap alone. Cells are split,
+//! [`crate::arena::granules`]) say what is taken. Free and whole change into each other by compare-and-swap alone. Cells are split,
 //! and split ones made free again, under the arena's lock.
 //!
 //! Another plan has other cells. The old ones are *closed* then: what was whole is handed to the bits of its granules, all
@@ -13,7 +13,7 @@
 //! block in them finds that its granules' bits are what it has to clear. Then the memory of the old cells is given back to
 //! the system; it reads as zeros, which is to say as split. Its addresses are never used again.
 
-use crate::granules::{Granules, Run};
+use crate::arena::granules::{Granules, Run};
 use crate::os;
 use core::mem::size_of;
 use core::ptr;

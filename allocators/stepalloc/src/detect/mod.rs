@@ -4,9 +4,10 @@
 //! holds, the place in it where the least is alive becomes the boundary, the log is cut there, and its steps are merged
 //! as marked ones are.
 
-use crate::collector::{Collector, Needs, Translator, Until};
-use crate::matcher::{Class, KINDS};
-use crate::recorder::{Event, Recorder};
+use crate::lookup::KINDS;
+use crate::profile::collector::{Collector, Translator, Until};
+use crate::profile::step_profile::{Start, StepProfile};
+use crate::record::recorder::{Event, Recorder};
 use crate::settings::Settings;
 use std::sync::Arc;
 use stepalloc_planner::Event as StepEvent;
@@ -57,14 +58,6 @@ struct Log {
     /// For each allocation its index among the events and its bytes.
     starts: Vec<usize>,
     sizes: Vec<u64>,
-}
-
-/// Where a plan's steps begin.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Start {
-    pub(crate) rhythm: Rhythm,
-    /// Allocations from the beginning of the recording to a boundary.
-    pub(crate) boundary: u64,
 }
 
 /// What came of following the log.
@@ -242,7 +235,7 @@ impl Found {
     }
 
     /// What is to be planned.
-    pub(crate) fn needs(&self) -> Vec<Arc<Needs>> {
+    pub(crate) fn needs(&self) -> Vec<Arc<StepProfile>> {
         self.collector.needs(true)
     }
 }
@@ -269,24 +262,5 @@ impl Log {
         self.starts.drain(..allocations);
         self.starts.iter_mut().for_each(|start| *start -= events);
         self.sizes.drain(..allocations);
-    }
-}
-
-impl Start {
-    /// The allocations of the running step, by what was heard since the recording began.
-    pub(crate) fn running<'a>(&self, heard: &'a [Class]) -> &'a [Class] {
-        let sizes: Vec<u64> = heard.iter().map(|class| class.bytes()).collect();
-        let Ok(mut at) = usize::try_from(self.boundary) else { return &[] };
-        if at > sizes.len() {
-            return &[];
-        }
-        while let Some(next) = rhythm::next_boundary(&sizes, at, self.rhythm.period) {
-            at = next;
-        }
-        // So near to the next boundary that its head was not yet seen.
-        if at + self.rhythm.period <= sizes.len() {
-            at += self.rhythm.period;
-        }
-        &heard[at..]
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A plan only proposes where to claim: whatever it says, a claim succeeds only where nothing lives, atomically against
 //! every other thread, so two live blocks never overlap. Blocks in their slots are counted in [`cells`], of
-//! which a plan has its own; all others in [granules](crate::granules), which are the same for every plan.
+//! which a plan has its own; all others in [granules](crate::arena::granules), which are the same for every plan.
 //!
 //! Slots are claimed, and all blocks freed, without a lock. Gaps are sought, plans exchanged, and cells in which gaps
 //! were taken made ready for slots again, under a lock that nobody waits for long: a claim that does not get it has
@@ -14,11 +14,15 @@
 //! The granule is chosen once, from the first plan ([`Arena::open`]): large granules make gaps cheap, small ones waste
 //! nothing on rounding.
 
-use crate::cells::{self, Cells, NO_SLOT, Slot, Taken};
-use crate::granules::{Granules, Run};
+pub(crate) mod cells;
+pub(crate) mod granules;
+pub(crate) mod region;
+
+use crate::arena::cells::{Cells, NO_SLOT, Slot, Taken};
+use crate::arena::granules::{Granules, Run};
+use crate::arena::region::Region;
 use crate::lock::Lock;
 use crate::os;
-use crate::region::Region;
 use core::mem::size_of;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -404,7 +408,7 @@ pub(crate) fn tests_arena(shift: u32, bytes: usize) -> &'static Arena {
 #[cfg(test)]
 mod tests {
     use super::{tests_arena as open, *};
-    use crate::cells::tests_slots;
+    use crate::arena::cells::tests_slots;
 
     /// Offsets in pages.
     fn offset(arena: &Arena, block: Option<*mut u8>) -> Option<usize> {

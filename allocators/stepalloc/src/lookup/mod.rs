@@ -15,91 +15,25 @@
 //! class, or no bits that would be ready. Its addresses are never used again.
 
 use crate::arena::Arena;
-use crate::cells::{Cells, Cut, Half, Slot, Taken};
-use crate::granules::Run;
-use crate::misses::Reason;
+use crate::arena::cells::{Cells, Cut, Half, Slot, Taken};
+use crate::arena::granules::Run;
+use crate::lookup::misses::Reason;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
+mod class;
+pub(crate) mod counter;
+pub(crate) mod misses;
 mod table;
 
+pub(crate) use class::Class;
 use table::{ClassEntry, NO_TABLE, Table};
 
 /// Kinds of steps that are kept at most.
 pub(crate) const KINDS: usize = 8;
-/// Bytes to which sizes are rounded before they are compared: a cache line, the smallest granule.
-const SIZE_STEP: usize = 1 << crate::arena::GRANULE_MIN_SHIFT;
 /// Slots of one class that are tried when the proposed one is busy. Under threads that race, a free one is found
 /// after a few; a class with so many busy slots has overflowed, and a gap is found faster.
 const OTHER_SLOTS_TRIED: u32 = 256;
-
-/// A class of blocks: size rounded up to 64 bytes, with log2 of an alignment above 64 in the low bits. Never 0 for
-/// a size that is planned.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Class(u64);
-
-impl Class {
-    /// The class of a request; `None` for sizes no object can have.
-    #[inline]
-    pub(crate) fn of(bytes: usize, align: usize) -> Option<Self> {
-        if bytes > isize::MAX as usize - SIZE_STEP {
-            return None;
-        }
-        let rounded = Self::round(bytes);
-        Some(Self(if align <= SIZE_STEP {
-            rounded as u64
-        } else {
-            rounded as u64 | u64::from(align.trailing_zeros())
-        }))
-    }
-
-    /// The class of a request at an alignment that every slot has; for a size no object can have, one that no plan
-    /// knows or that is 0.
-    #[inline(always)]
-    pub(crate) fn of_bytes(bytes: usize) -> Self {
-        Self(Self::round(bytes) as u64)
-    }
-
-    #[inline(always)]
-    fn round(bytes: usize) -> usize {
-        bytes.wrapping_add(SIZE_STEP - 1) & !(SIZE_STEP - 1)
-    }
-
-    /// The class of as much aligned blocks of so many bytes, which are whole cache lines.
-    pub(crate) fn with_bytes(self, bytes: u64) -> Self {
-        Self(bytes | self.0 & (SIZE_STEP as u64 - 1))
-    }
-
-    /// Whether it is one of [`Class::of`] for a size that some machine has, at an alignment that slots can have.
-    pub(crate) fn is_possible(self) -> bool {
-        let log2 = self.0 & (SIZE_STEP as u64 - 1);
-        let aligned = log2 == 0 || (7..=crate::os::BASE_ALIGN.trailing_zeros().into()).contains(&log2);
-        aligned && (1..=1 << 46).contains(&self.bytes())
-    }
-
-    /// The class as a number, never 0.
-    pub(crate) fn to_bits(self) -> u64 {
-        self.0
-    }
-
-    /// The class of a number that is not 0.
-    pub(crate) fn from_bits(bits: u64) -> Option<Self> {
-        (bits != 0).then_some(Self(bits))
-    }
-
-    /// The rounded size in bytes.
-    pub(crate) fn bytes(self) -> u64 {
-        self.0 & !(SIZE_STEP as u64 - 1)
-    }
-
-    /// The alignment a slot must have; 1 where every slot is aligned enough.
-    pub(crate) fn align(self) -> u64 {
-        match self.0 & (SIZE_STEP as u64 - 1) {
-            0 => 1,
-            log2 => 1 << log2,
-        }
-    }
-}
 
 /// What a plan proposes for one class: its slots by number in the step. `None` is a block that the plan leaves to the
 /// backend.

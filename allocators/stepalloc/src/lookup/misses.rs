@@ -3,8 +3,8 @@
 //! Only what misses is counted one by one; what finds its slot costs nothing here. Sums are those of the running step and
 //! taken at its boundary; the reasons, by size, are those since the plan in force serves.
 
-use crate::matcher::Class;
-use crate::statistics::Counter;
+use super::class::Class;
+use super::counter::Counter;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 

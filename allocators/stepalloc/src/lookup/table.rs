@@ -1,9 +1,9 @@
 //! The table of one kind of step: which slots a class has.
 
 use super::{Class, ClassSlots, LACKING, Match, OTHER_SLOTS_TRIED, Tables};
+use crate::arena::cells::Slot;
+use crate::arena::granules::Run;
 use crate::arena::{Arena, Refused};
-use crate::cells::Slot;
-use crate::granules::Run;
 use crate::os;
 use core::mem::size_of;
 use core::ptr;

@@ -5,7 +5,7 @@
 //! and a free before the backend is told, so that the log is a legal history of every address. The engine reads the
 //! log at step boundaries ([`Recorder::read`]).
 
-use crate::matcher::Class;
+use crate::lookup::Class;
 use crate::os;
 use core::mem::size_of;
 use core::ptr;

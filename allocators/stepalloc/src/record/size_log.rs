@@ -4,7 +4,7 @@
 //! frees would have to be looked at one by one to find those of planned size. The engine reads the newest of them ever
 //! more rarely, so that a program without a rhythm does not feel it.
 
-use crate::matcher::Class;
+use crate::lookup::Class;
 use crate::os;
 use core::mem::size_of;
 use core::ops::Range;
@@ -12,7 +12,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 
 /// The process's listener.
-pub(crate) static LISTENER: Listener = Listener::closed();
+pub(crate) static SIZE_LOG: SizeLog = SizeLog::closed();
 
 /// Allocations kept: twice the longest period that can be found. A power of two.
 const KEPT: u64 = 1 << 16;
@@ -36,7 +36,7 @@ const ROW: u64 = 512;
 const RAREST: u64 = 1 << 22;
 
 /// A ring of classes with one counter for writers.
-pub(crate) struct Listener {
+pub(crate) struct SizeLog {
     entries: AtomicPtr<AtomicU64>,
     /// Allocations ever told.
     head: AtomicU64,
@@ -48,7 +48,7 @@ pub(crate) struct Listener {
     looked: AtomicU64,
 }
 
-impl Listener {
+impl SizeLog {
     pub(crate) const fn closed() -> Self {
         Self {
             entries: AtomicPtr::new(ptr::null_mut()),
@@ -100,7 +100,7 @@ impl Listener {
     }
 
     /// Allocations told since it began anew.
-    pub(crate) fn heard(&self) -> u64 {
+    pub(crate) fn logged(&self) -> u64 {
         self.head().saturating_sub(self.start.load(Relaxed))
     }
 
@@ -116,7 +116,7 @@ impl Listener {
 
     /// Wakes the engine when it is worth another look.
     pub(crate) fn wake_later(&self) {
-        let heard = self.heard();
+        let heard = self.logged();
         let pause =
             if heard <= KEPT { (heard / SOONER).max(PAUSE_LEAST) } else { heard - KEPT + KEPT / SOONER };
         self.wake_after(pause.min(RAREST));
@@ -124,7 +124,7 @@ impl Listener {
 
     /// The classes for a look: now and then all that are kept, else the newest part.
     pub(crate) fn look(&self) -> Vec<Class> {
-        let (heard, looked) = (self.heard(), self.looked.load(Relaxed));
+        let (heard, looked) = (self.logged(), self.looked.load(Relaxed));
         if heard >= looked + looked / GROWTH {
             self.looked.store(heard, Relaxed);
             return self.classes(0);
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_newest_are_kept_and_the_engine_is_woken_ever_more_rarely() {
-        let listener = Listener::closed();
+        let listener = SizeLog::closed();
         let class = |bytes: u64| Class::from_bits(bytes * 64).expect("not 0");
         assert!(!listener.log(class(1)), "the ring is made");
         let mut woken = 0;
@@ -189,7 +189,7 @@ mod tests {
         let kept = listener.classes(0);
         assert_eq!((kept.len() as u64, kept[0]), (KEPT, class(300_001 - KEPT)));
         listener.clear();
-        assert_eq!((listener.heard(), listener.classes(0).len()), (0, 0));
+        assert_eq!((listener.logged(), listener.classes(0).len()), (0, 0));
         assert!((1..=FIRST).all(|bytes| listener.log(class(bytes)) == (bytes == FIRST)));
     }
 }

@@ -6,8 +6,9 @@
 //! Several processes may write into one file: a line is one write. After [`LINES`] lines each is about twice as many steps as
 //! before, so that a long run has a journal of bounded length.
 
+use crate::lookup::counter::Count;
 use crate::os::{self, Text};
-use crate::statistics::{Count, StepFigures};
+use crate::statistics::StepFigures;
 use core::ffi::CStr;
 use core::fmt::Write;
 

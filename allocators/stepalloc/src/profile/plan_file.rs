@@ -1,7 +1,7 @@
 //! Kept plans: the file that `STEPALLOC_PLAN` names, written by a process that has planned, and begun with by the next.
 //!
 //! A file fits a process that asks for what it was planned for, whatever the program is called: the sizes of the newest
-//! allocations must come one after the other in the sequence of one of its steps ([`Needs::place`]).
+//! allocations must come one after the other in the sequence of one of its steps ([`StepProfile::place`]).
 //!
 //! # Layout
 //!
@@ -15,10 +15,10 @@
 //! Nothing in a file is believed before it was checked: what is read is a valid plan, or refused. Files are read, not
 //! mapped: a mapped one that somebody cuts off would end the program.
 
+use super::proposal::Proposal;
+use super::step_profile::{Start, StepProfile};
 use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
-use crate::collector::{Needs, Proposal};
-use crate::found::Start;
-use crate::matcher::{Begin, Class, KINDS};
+use crate::lookup::{Begin, Class, KINDS};
 use crate::os::{self, Stamp};
 use core::fmt;
 use std::collections::HashMap;
@@ -41,7 +41,7 @@ const MOST_HEIGHT: u64 = 1 << 46;
 /// Plans as they stand in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Plans {
-    pub(crate) needs: Vec<Arc<Needs>>,
+    pub(crate) needs: Vec<Arc<StepProfile>>,
     /// Offset in bytes of each kind's blocks.
     pub(crate) offsets: Vec<Vec<u64>>,
     /// log2 of the granule's bytes.
@@ -95,6 +95,20 @@ impl fmt::Display for Refused {
 /// FNV-1a over numbers of 64 bits.
 pub(crate) fn checksum(words: impl Iterator<Item = u64>) -> u64 {
     words.fold(0xCBF2_9CE4_8422_2325, |sum, word| (sum ^ word).wrapping_mul(0x100_0000_01B3).rotate_left(29))
+}
+
+impl Proposal {
+    /// The same as they are kept in a file. Before they are limited.
+    pub(crate) fn to_keep(&self, min_bytes: usize) -> Plans {
+        Plans {
+            needs: self.needs.clone(),
+            offsets: self.offsets.clone(),
+            shift: self.shift,
+            height: self.bytes(),
+            min_bytes,
+            rhythm: self.found.map(|start| start.rhythm),
+        }
+    }
 }
 
 impl Plans {
@@ -292,7 +306,7 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
         Ok(Plans { needs, offsets, shift, height, min_bytes, rhythm })
     }
 
-    fn kind(&mut self, shift: u32, height: u64, found: bool) -> Result<(Needs, Vec<u64>), Refused> {
+    fn kind(&mut self, shift: u32, height: u64, found: bool) -> Result<(StepProfile, Vec<u64>), Refused> {
         let period = Some(self.number()?).filter(|&period| period > 0);
         let (class, allocations) = (self.class()?, self.u32()?);
         let begin = class.map(|class| Begin { class, allocations });
@@ -345,7 +359,7 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
         };
         check(begin.is_none_or(begins), "a beginning that is not the step's")?;
         let step = StepProblem { problem, keys, held: held_keys };
-        Ok((Needs { step, families: ranges, begin, sequence: classes }, offsets))
+        Ok((StepProfile { step, families: ranges, begin, sequence: classes }, offsets))
     }
 }
 
@@ -480,7 +494,7 @@ mod tests {
             let begin =
                 Some(Begin { class: Class::of(unit as usize, 1).expect("a size"), allocations: blocks });
             let families = vec![(unit * 40, unit * 41)];
-            (Arc::new(Needs { step, families, begin, sequence }), plan.offsets, plan.height)
+            (Arc::new(StepProfile { step, families, begin, sequence }), plan.offsets, plan.height)
         };
         let kinds = [kind(40, 64 * 640), kind(23, 64 * 1024)];
         let height = kinds.iter().map(|kind| kind.2).max().unwrap_or(0);

@@ -1,0 +1,262 @@
+//! Plans in the words of the matcher and the arena.
+
+use super::step_profile::{Start, StepProfile};
+use crate::arena::cells::Cut;
+use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
+use crate::lookup::{Class, ClassSlots, Tables};
+use crate::os;
+use core::ops::ControlFlow;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use stepalloc_planner::{Block, Effort, Planner, Problem, StepProblem};
+
+/// What a lower plan is worth: while it is looked for, the backend serves. Nearly all recorded steps take far less. Of
+/// several kinds, all plans together.
+const TIME_LIMIT: Duration = Duration::from_millis(250);
+
+/// Memory that looking for a lower plan may take: it is the process's, and a plan saves no more than some percent of its arena.
+const SEARCH_BYTES: u64 = 4 << 20;
+
+/// Or one part in this many of what the process has resident.
+const SEARCH_SHARE: u64 = 100;
+
+/// The share of the load that rounding sizes up to a granule may add: one part in this many. Below what users notice;
+/// smaller granules make gaps and the table of blocks dearer.
+pub(crate) const ROUNDING_SHARE: u64 = 128;
+
+/// Bytes by which one plan for all kinds may be higher than one for each, where blocks live on from step to step: one part
+/// in this many. Plans made for each kind alone have another place for them.
+const SHARED_COSTS: u64 = 50;
+
+/// Plans in the words of the matcher and the arena, one for each kind of step.
+pub(crate) struct Proposal {
+    /// What was planned.
+    pub(crate) needs: Vec<Arc<StepProfile>>,
+    /// The offsets of each one's blocks, in bytes.
+    pub(super) offsets: Vec<Vec<u64>>,
+    /// The slots of each.
+    slots: Vec<Vec<ClassSlots>>,
+    /// The arena cut at all slots' edges.
+    pub(crate) cut: Cut,
+    /// log2 of the granule's bytes.
+    pub(crate) shift: u32,
+    /// Height of the highest plan in granules.
+    granules: u32,
+    /// The largest load in bytes, sizes rounded up to a cache line only: no plan is smaller.
+    pub(crate) lower_bound: u64,
+    /// Whether no plan of these granules is lower.
+    pub(crate) optimal: bool,
+    /// Blocks planned.
+    pub(crate) blocks: u64,
+    /// The rhythm of the steps, where it was found.
+    pub(crate) found: Option<Start>,
+}
+
+impl Proposal {
+    /// Plans kinds of steps. `shift` fixes the granule where the arena is open already.
+    pub(crate) fn of(needs: Vec<Arc<StepProfile>>, effort: Effort, shift: Option<u32>) -> Option<Self> {
+        let loads = needs.iter().map(|needs| needs.step.problem.load().max);
+        let lower_bound = loads.max()?;
+        let shift = shift.unwrap_or_else(|| {
+            let shifts = needs.iter().map(|needs| granule_shift(&needs.step.problem, lower_bound));
+            shifts.min().unwrap_or(GRANULE_MIN_SHIFT)
+        });
+        // Each alone, and all together.
+        let plans = if needs.len() == 1 { 1 } else { needs.len() as u32 + 1 };
+        let most = os::resident_bytes().0;
+        let most = most + (most / SEARCH_SHARE).max(SEARCH_BYTES);
+        let is_large = move || os::resident_bytes().0 > most;
+        let watch = move |_| if is_large() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        let planner = Planner::new().effort(effort).time_limit(Some(TIME_LIMIT / plans)).watch(watch);
+        let (offsets, height, optimal) = plan_kinds(&planner, &needs, shift)?;
+        Self::with_offsets(needs, offsets, height, shift, optimal)
+    }
+
+    /// Plans whose offsets are known.
+    pub(crate) fn with_offsets(
+        needs: Vec<Arc<StepProfile>>,
+        offsets: Vec<Vec<u64>>,
+        height: u64,
+        shift: u32,
+        optimal: bool,
+    ) -> Option<Self> {
+        let kinds = needs.iter().zip(&offsets);
+        let slots =
+            kinds.map(|(needs, offsets)| classes(&needs.step, offsets, shift)).collect::<Option<Vec<_>>>()?;
+        let granules = u32::try_from(height >> shift).ok()?;
+        Some(Self {
+            cut: cut(&slots, shift, granules),
+            blocks: needs.iter().map(|needs| needs.step.problem.blocks.len() as u64).sum(),
+            lower_bound: needs.iter().map(|needs| needs.step.problem.load().max).max()?,
+            slots,
+            offsets,
+            needs,
+            shift,
+            granules,
+            optimal,
+            found: None,
+        })
+    }
+
+    /// Steps are marked.
+    pub(crate) fn ignore_begin(&mut self) {
+        self.needs.iter_mut().for_each(|needs| Arc::make_mut(needs).begin = None);
+        self.found = None;
+    }
+
+    /// What the matcher is to be told.
+    pub(crate) fn tables(&self) -> Vec<Tables<'_>> {
+        let kinds = self.needs.iter().zip(&self.slots);
+        kinds
+            .map(|(needs, classes)| Tables { classes, families: &needs.families, begin: needs.begin })
+            .collect()
+    }
+
+    /// Height of the plan in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(self.granules) << self.shift
+    }
+
+    /// Leaves blocks that would end beyond `bytes` to the backend.
+    pub(crate) fn limit(&mut self, bytes: usize) {
+        let granules = match u32::try_from(bytes >> self.shift) {
+            Ok(granules) if granules < self.granules => granules,
+            _ => return,
+        };
+        for class in self.slots.iter_mut().flatten() {
+            let length = class.class.bytes().div_ceil(1 << self.shift);
+            for slot in &mut class.slots {
+                if slot.is_some_and(|start| u64::from(start) + length > u64::from(granules)) {
+                    *slot = None;
+                    self.blocks -= 1;
+                }
+            }
+        }
+        self.granules = granules;
+        self.cut = cut(&self.slots, self.shift, granules);
+    }
+}
+
+/// The offsets of each kind's blocks, the height of the highest plan, and whether none is lower.
+fn plan_kinds(
+    planner: &Planner,
+    needs: &[Arc<StepProfile>],
+    shift: u32,
+) -> Option<(Vec<Vec<u64>>, u64, bool)> {
+    let problem = |needs: &Arc<StepProfile>| rounded(&needs.step.problem, shift);
+    if let [needs] = needs {
+        let plan = planner.plan(&problem(needs)).ok()?;
+        let optimal = plan.optimal();
+        return Some((vec![plan.offsets], plan.height, optimal));
+    }
+    let kind = |needs: &Arc<StepProfile>| stepalloc_planner::Kind {
+        problem: problem(needs),
+        keys: needs.step.keys.clone(),
+    };
+    let kinds: Vec<_> = needs.iter().map(kind).collect();
+    let plans = planner.plan_kinds(&kinds).ok()?;
+    let lives_on = |problem: &Problem| {
+        problem.blocks.iter().any(|block| problem.period.is_some_and(|period| block.upper > period))
+    };
+    let alone = plans.alone_height();
+    let may_cost = if kinds.iter().any(|kind| lives_on(&kind.problem)) { alone / SHARED_COSTS } else { 0 };
+    if plans.shared.height <= alone + may_cost {
+        let offsets: Option<_> = kinds.iter().map(|kind| plans.offsets(&kind.keys)).collect();
+        return Some((offsets?, plans.shared.height, plans.shared.optimal()));
+    }
+    let optimal = plans.alone.iter().any(|plan| plan.optimal() && plan.height == alone);
+    Some((plans.alone.into_iter().map(|plan| plan.offsets).collect(), alone, optimal))
+}
+
+/// The arena cut at the slots' edges.
+fn cut(kinds: &[Vec<ClassSlots>], shift: u32, granules: u32) -> Cut {
+    let runs: Vec<_> = kinds.iter().flatten().flat_map(|class| class.runs(shift)).flatten().collect();
+    Cut::of(&runs, granules)
+}
+
+/// The largest granule that adds little to the load.
+fn granule_shift(problem: &Problem, load: u64) -> u32 {
+    let bearable = load + load / ROUNDING_SHARE;
+    (GRANULE_MIN_SHIFT + 1..=GRANULE_MAX_SHIFT)
+        .rev()
+        .find(|&shift| rounded(problem, shift).load().max <= bearable)
+        .unwrap_or(GRANULE_MIN_SHIFT)
+}
+
+/// The problem with sizes and alignments of whole granules.
+fn rounded(problem: &Problem, shift: u32) -> Problem {
+    let granule = 1u64 << shift;
+    let blocks = problem.blocks.iter().map(|block| Block {
+        size: block.size.next_multiple_of(granule),
+        align: block.align.max(granule),
+        ..*block
+    });
+    Problem { blocks: blocks.collect(), period: problem.period, ..Problem::default() }
+}
+
+/// The plan's slots by class and number in the step; `None` where a granule cannot be named in 32 bits.
+fn classes(step: &StepProblem, offsets: &[u64], shift: u32) -> Option<Vec<ClassSlots>> {
+    let mut by_class: HashMap<Class, Vec<Option<u32>>> = HashMap::new();
+    let mut put = |size: u64, align: u64, nth: u32, start: Option<u32>| {
+        let class = Class::of(usize::try_from(size).ok()?, usize::try_from(align).ok()?)?;
+        let slots = by_class.entry(class).or_default();
+        let nth = nth as usize;
+        if slots.len() <= nth {
+            slots.resize(nth + 1, None);
+        }
+        slots[nth] = start;
+        Some(())
+    };
+    for (key, offset) in step.keys.iter().zip(offsets) {
+        put(key.size, key.align, key.nth, Some(u32::try_from(offset >> shift).ok()?))?;
+    }
+    for key in &step.held {
+        put(key.size, key.align, key.nth, None)?;
+    }
+    let mut classes: Vec<_> =
+        by_class.into_iter().map(|(class, slots)| ClassSlots { class, slots }).collect();
+    classes.sort_unstable_by_key(|class| class.class.to_bits());
+    Some(classes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::granules::Run;
+    use crate::settings::Settings;
+    use std::path::Path;
+    use stepalloc_planner::{Input, read_any};
+
+    /// The README's shares: `cargo test --release -p stepalloc slots_of_recorded -- --nocapture` prints them.
+    #[test]
+    fn slots_of_recorded_steps_lie_in_a_word_of_cells_or_two() {
+        let traces = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");
+        let Ok(files) = std::fs::read_dir(&traces) else {
+            eprintln!("SKIPPED: no traces in {}", traces.display());
+            return;
+        };
+        let paths = files.map(|file| file.expect("a file of the directory").path());
+        for path in paths.filter(|path| path.to_string_lossy().ends_with(".csv.gz")) {
+            let input = read_any(&path, Settings::DEFAULT.min_bytes as u64).expect("a trace");
+            let Input::Trace { steps, .. } = input else { panic!("{}: no trace", path.display()) };
+            let shift = granule_shift(&steps.problem, steps.problem.load().max);
+            let problem = rounded(&steps.problem, shift);
+            let plan = Planner::new().plan(&problem).expect("a plan");
+            let granules = |bytes: u64| (bytes >> shift) as u32;
+            let blocks = problem.blocks.iter().zip(&plan.offsets);
+            let runs: Vec<_> =
+                blocks.map(|(block, &at)| Run::new(granules(at), granules(block.size))).collect();
+            let cut = Cut::of(&runs, granules(plan.height));
+            let slots = cut.words().count();
+            let of = |words: u32| cut.words().filter(|&count| count == words).count();
+            let (one, two) = (of(1), of(2));
+            println!(
+                "figures: {} slots={slots} one_word={one} two={two} more={}",
+                path.file_name().unwrap_or_default().display(),
+                slots - one - two
+            );
+            assert!(slots > 0 && one * 100 >= slots * 80 && (one + two) * 100 >= slots * 98);
+        }
+    }
+}
