@@ -74,6 +74,7 @@
 mod alloc;
 mod arena;
 pub mod backend;
+mod checksum;
 mod detect;
 mod engine;
 #[doc(hidden)]

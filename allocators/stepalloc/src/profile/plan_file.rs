@@ -18,6 +18,7 @@
 use super::proposal::Proposal;
 use super::step_profile::{Start, StepProfile};
 use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
+use crate::checksum::checksum;
 use crate::lookup::{Begin, Class, KINDS};
 use crate::os::{self, Stamp};
 use core::fmt;
@@ -90,11 +91,6 @@ impl fmt::Display for Refused {
             Self::Invalid(what) => write!(out, "no valid plans ({what}); new ones will be made"),
         }
     }
-}
-
-/// FNV-1a over numbers of 64 bits.
-pub(crate) fn checksum(words: impl Iterator<Item = u64>) -> u64 {
-    words.fold(0xCBF2_9CE4_8422_2325, |sum, word| (sum ^ word).wrapping_mul(0x100_0000_01B3).rotate_left(29))
 }
 
 impl Proposal {

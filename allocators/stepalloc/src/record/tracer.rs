@@ -25,9 +25,9 @@
 //! tables that exceptions need, so that nothing has to be built with frame pointers); the file's name with `.maps` behind it
 //! then holds where images lie, for whoever wants symbols.
 
+use crate::checksum::checksum;
 use crate::lock::Lock;
 use crate::os::{self, Text};
-use crate::profile::plan_file;
 use crate::settings;
 use crate::switches;
 use core::cell::{Cell, UnsafeCell};
@@ -272,7 +272,7 @@ impl State {
     /// The number of a sequence, and whether it is new; 0 where there are too many.
     fn number(&mut self, words: impl Iterator<Item = u64>) -> (u64, bool) {
         // Never 0.
-        let hash = plan_file::checksum(words) | 1;
+        let hash = checksum(words) | 1;
         let mut at = (hash >> 32) as usize % SITES;
         loop {
             match self.sites[at] {
