@@ -44,7 +44,7 @@ pub struct Part {
 /// Opens a step. A thread's outermost scope is a step boundary; scopes within it do not count.
 ///
 /// A step belongs to the thread that opened it. Where threads have scopes open at once, as in a server, their steps are
-/// not planned one by one: the arena is as large as what is alive of all of them together. Workers of one step, which open
+/// not planned: the large heap serves them. Workers of one step, which open
 /// scopes of their own, are [attached](SharedStep::attach) to it.
 ///
 /// ```
