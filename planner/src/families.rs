@@ -16,7 +16,7 @@ use crate::rhythm::alike;
 const STEADY_PERCENT: usize = 75;
 /// A family's range is widened by one part in this many of it at either end: with some tens of samples, what comes later
 /// lies rarely farther out.
-const WIDENED: u64 = 4;
+const WIDENED: u64 = 2;
 /// A family's largest member exceeds its smallest by one part in this many at most; others are of different kinds.
 const WIDEST: u64 = 4;
 /// Sizes are told apart in steps of so many bytes.
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(families.iter().count(), 2);
         assert_eq!((families.slot(65_536), families.slot(54_400)), (65_536, 54_400));
         let largest = families.slot(401_000);
-        assert!((403_136..404_500).contains(&largest), "{largest}");
+        assert!((403_136..405_000).contains(&largest), "{largest}");
         assert_eq!(
             (families.slot(400_000), families.slot(largest), families.slot(largest + 1)),
             (largest, largest, largest + 1)

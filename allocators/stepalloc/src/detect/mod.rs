@@ -17,6 +17,8 @@ use stepalloc_planner::rhythm::{self, Change, Rhythm};
 /// the layers within a step do not.
 const CONFIRMED: usize = 4;
 
+/// Upper bound of the allocations for which a rhythm must hold that was followed in vain.
+const LEAST_MOST: usize = 1 << 20;
 /// Rhythms remembered that were followed in vain: the kinds of loops within a step.
 const VAIN: usize = 8;
 
@@ -102,7 +104,7 @@ impl Vain {
         let (period, least) = self.followed;
         self.lost.retain(|&(other, _)| other != period);
         self.lost.truncate(VAIN - 1);
-        self.lost.insert(0, (period, 2 * least));
+        self.lost.insert(0, (period, (2 * least).min(LEAST_MOST)));
     }
 }
 

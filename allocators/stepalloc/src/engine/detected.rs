@@ -23,7 +23,11 @@ impl Machine {
             return;
         }
         if self.marked || !enabled {
-            return self.observe(Watch::Nothing);
+            // Recording may have begun just now.
+            if self.is_idle() {
+                self.observe(Watch::Nothing);
+            }
+            return;
         }
         match &self.mode {
             Mode::Idle => self.look_for_period(now),

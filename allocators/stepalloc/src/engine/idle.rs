@@ -69,6 +69,10 @@ pub(crate) fn relieve_of_zeros(bytes: usize) {
 
 fn take_from_arena(bytes: usize, zeros: bool) {
     os::keeping_errno(|| {
+        // Before the machine can learn of it, and before slots have holes.
+        if switches::is_serving() {
+            switches::set_filling(true);
+        }
         let mut left = bytes;
         STATE.arena.each_free(|start, bytes| {
             let taken = if left > 0 { HEAP.adopt(start, bytes, left, zeros) } else { 0 };
@@ -76,9 +80,6 @@ fn take_from_arena(bytes: usize, zeros: bool) {
             taken
         });
         HEAP.relieved();
-        if switches::is_serving() {
-            switches::set_filling(true);
-        }
     });
 }
 

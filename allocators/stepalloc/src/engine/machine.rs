@@ -580,6 +580,7 @@ impl Machine {
         self.mode = Mode::Idle;
         self.plan = None;
         self.act(Action::DropEvents);
+        self.observe(Watch::Nothing);
         self.act(Action::Fill(false));
         if now.has_arena {
             self.act(Action::RetireArena);
@@ -587,7 +588,6 @@ impl Machine {
             self.retiring = RETIRING;
         }
         self.act(Action::Retain(Retention::Default));
-        self.observe(Watch::Nothing);
     }
 
     fn disable(&mut self, now: &Snapshot<'_>) {

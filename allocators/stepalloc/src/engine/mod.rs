@@ -292,7 +292,7 @@ impl Engine {
             }
             Action::Fill(filling) => {
                 switches::set_filling(filling && HEAP.is_open());
-                if !filling && switches::is_serving() {
+                if !filling && STATE.arena.is_open() {
                     HEAP.arena_is_filled(STATE.arena.bytes());
                 }
             }
@@ -369,6 +369,7 @@ impl Engine {
         HEAP.reach_in_arena(STATE.arena.committed());
         if settings.populate {
             STATE.arena.populate(proposal.bytes() as usize);
+            HEAP.arena_is_filled(proposal.bytes() as usize);
         }
         // SAFETY: the arena was made usable up to the bytes granted, and the proposal limited to them.
         if !unsafe { STATE.matcher.install(&STATE.arena, &proposal.tables(), &proposal.cut) } {
@@ -413,6 +414,8 @@ impl Engine {
     /// Says what the arena holds, once it is full, and has somebody look whether it is used.
     fn look_after_arena(&mut self) {
         if self.machine.has_settled() {
+            // Also what was touched again since pages went back.
+            HEAP.arena_is_filled(STATE.arena.bytes());
             HEAP.arena_holds(STATE.arena.bytes());
         }
         if self.machine.phase() == Phase::Planned || HEAP.wants_watch() {

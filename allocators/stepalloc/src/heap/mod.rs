@@ -823,6 +823,7 @@ impl Heap {
     /// The arena has given what it can: what it holds beside what is alive makes a new peak.
     pub(crate) fn relieved(&self) {
         self.with(|table| table.retention.relieved());
+        self.pressures.fetch_add(1, Relaxed);
     }
 
     /// Whether so much is resident that somebody should look after it, and nobody does. The next call says no.
@@ -970,11 +971,7 @@ impl Table {
         if excess > 0 {
             self.choose(&heap.touched, excess, victims);
         }
-        let presses = self.retention.presses();
-        if presses > 0 {
-            heap.pressures.fetch_add(1, Relaxed);
-        }
-        presses
+        self.retention.presses()
     }
 
     /// Takes parts of free extents with so many resident pages in all, if there are: of the extents that have most, from their ends.

@@ -163,7 +163,7 @@ impl Recorder {
         let entries = self.entries.load(Acquire);
         let capacity = self.capacity.load(Relaxed) as u64;
         let tail = self.tail.load(Relaxed);
-        if entries.is_null() || end == tail {
+        if entries.is_null() || end <= tail {
             return;
         }
         // From the beginning of its page on: what lies before was read earlier.
