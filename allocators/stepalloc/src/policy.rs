@@ -16,9 +16,11 @@ pub(crate) const RETIRING: u8 = 2;
 
 /// A step misses its plan where less than this share of its bytes finds a slot, in percent.
 pub(crate) const HIT_PERCENT: u64 = 90;
-/// A plan that has never served so much of a step is left, and the large heap serves: threads that take turns at random find a third of
+/// A plan that has rarely served so much of a step is left, and the large heap serves: threads that take turns at random find a third of
 /// their slots, programs that change a little most of them.
 pub(crate) const HELPED_PERCENT: u64 = 50;
+/// Bound of the account of such steps: eight of them outweigh sixteen others.
+pub(crate) const HELP_MOST: i32 = 16;
 /// Missed steps in a row after which steps are learned again: one validation step among training steps is no change.
 pub(crate) const MISSED_STEPS: u32 = 4;
 /// Steps in a row without a miss after which a plan has proved itself, and the next change is answered quickly again.
@@ -28,7 +30,8 @@ pub(crate) const HELPED_STEPS: u32 = 8;
 pub(crate) const PATIENCE: u64 = 8;
 /// Upper bound of that, in steps.
 pub(crate) const PATIENCE_MAX: u64 = 4096;
-/// After a rejected plan, marked steps are recorded again when their count has grown so many times.
+/// After a rejected plan, marked steps are recorded again when their count has grown so many times. After one that has rarely helped, when
+/// so many times the steps have passed that it took.
 pub(crate) const REJECTED_GROWTH: u64 = 4;
 /// Steps in which the arena gave pages to the heap, to keep the process's peak, after which the plan is left; each other step makes up for
 /// half of one.

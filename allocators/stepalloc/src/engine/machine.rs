@@ -146,7 +146,8 @@ pub(crate) struct Plan {
     /// Steps in a row that missed, and that did not.
     pub(super) missed_steps: u32,
     helped_steps: u32,
-    has_helped: bool,
+    /// Twice the steps of which it has served enough to be worth it, less the others, within [`HELP_MOST`].
+    help: i32,
     /// What missed since the last question whether another period serves more, and since the plan came into force.
     pub(super) tried: MissWindow,
     pub(super) window: MissWindow,
@@ -213,6 +214,8 @@ pub(crate) struct Machine {
     /// Boundaries at which pages of an arena that serves no more are still taken.
     retiring: u8,
     pub(super) patience: Patience,
+    /// The step from which on marked steps were last recorded.
+    recorded_since: u64,
     /// How often steps began lately while others ran, up to twice [`CONCURRENT`].
     concurrent: u32,
     /// What is known of the plan file.
@@ -243,6 +246,7 @@ impl Machine {
             plan: None,
             retiring: 0,
             patience: Patience::NEW,
+            recorded_since: 0,
             concurrent: 0,
             cache: super::cache::Cache::Unknown,
             too_small: None,
@@ -313,7 +317,7 @@ impl Machine {
     /// The program marks its steps: what was detected is forgotten.
     fn believe_marks(&mut self) {
         self.marked = true;
-        self.steps = 0;
+        (self.steps, self.recorded_since) = (0, 0);
         self.patience.until = 0;
         self.miss_limit = u32::MAX;
         if let Some(plan) = &mut self.plan {
@@ -367,7 +371,7 @@ impl Machine {
             } else if has_changed && !self.has_helped() {
                 // Not even its own steps: they run in another order each time.
                 self.refused_plans += 1;
-                self.patience.wait(self.steps);
+                self.patience.wait(self.steps + REJECTED_GROWTH * (self.steps - self.recorded_since));
                 self.stop_serving(now);
             } else if has_changed {
                 self.collect(now);
@@ -425,7 +429,8 @@ impl Machine {
         let Some(plan) = &mut self.plan else { return false };
         let all = figures.planned.bytes + figures.fallback.bytes;
         let hit = figures.planned.bytes.saturating_sub(figures.gap.bytes);
-        plan.has_helped |= hit * 100 >= all * HELPED_PERCENT;
+        let helped = if hit * 100 >= all * HELPED_PERCENT { 2 } else { -1 };
+        plan.help = (plan.help + helped).clamp(-HELP_MOST, HELP_MOST);
         if hit * 100 >= all * HIT_PERCENT {
             plan.missed_steps = 0;
             plan.helped_steps += 1;
@@ -440,7 +445,7 @@ impl Machine {
     }
 
     fn has_helped(&self) -> bool {
-        self.plan.as_ref().is_some_and(|plan| plan.has_helped)
+        self.plan.as_ref().is_some_and(|plan| plan.help > 0)
     }
 
     /// Whether the arena would cost the process's peak again and again: the heap serves better then.
@@ -457,6 +462,7 @@ impl Machine {
         if let Some(plan) = &mut self.plan {
             plan.missed_steps = 0;
         }
+        self.recorded_since = self.steps;
         self.mode = Mode::Recording(Box::new(Collector::new()));
         self.act(Action::Record { serving: self.plan.is_some(), watch: Watch::Events });
     }
@@ -599,7 +605,7 @@ impl Machine {
     fn begin_anew(&mut self, serving: bool, now: &Snapshot<'_>) {
         if serving {
             self.plans = 1;
-            self.plan = Some(Plan { has_helped: true, ..Plan::new(now.pressures) });
+            self.plan = Some(Plan { help: HELP_MOST, ..Plan::new(now.pressures) });
         }
         self.act(Action::Fill(false));
         self.act(Action::Retain(if serving { Retention::Retain } else { Retention::Default }));
@@ -623,7 +629,7 @@ impl Plan {
             filling: 0,
             missed_steps: 0,
             helped_steps: 0,
-            has_helped: false,
+            help: 0,
             tried: MissWindow::default(),
             window: MissWindow::default(),
             cutoff: 0,

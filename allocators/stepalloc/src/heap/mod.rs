@@ -21,6 +21,7 @@ use core::ptr;
 use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
 };
+use crossbeam_utils::CachePadded;
 
 mod extents;
 mod mutex;
@@ -85,10 +86,10 @@ pub(crate) struct Heap {
     arena_touched: Touched,
     /// Pages of the arena for which that table is usable.
     arena_reached: AtomicU32,
-    mutex: Mutex,
-    table: UnsafeCell<Table>,
+    mutex: CachePadded<Mutex>,
+    table: CachePadded<UnsafeCell<Table>>,
     /// The newest block whose free was deferred: the number of its page, plus 1.
-    deferred: AtomicU32,
+    deferred: CachePadded<AtomicU32>,
     /// The [thread](os::thread_pointer) that forks, and whose handlers have the lock; 0 for none.
     forking: AtomicUsize,
     /// The kernel moves pages, as far as is known.
@@ -189,16 +190,16 @@ impl Heap {
             touched: Touched::none(),
             arena_touched: Touched::none(),
             arena_reached: AtomicU32::new(0),
-            mutex: Mutex::new(),
-            table: UnsafeCell::new(Table {
+            mutex: CachePadded::new(Mutex::new()),
+            table: CachePadded::new(UnsafeCell::new(Table {
                 extents: AtomicPtr::new(ptr::null_mut()),
                 retention: Retention::new(),
                 end: 0,
                 mapped: 0,
                 reached: 0,
                 counters: Counters { blocks: 0, moved: 0, returned: 0 },
-            }),
-            deferred: AtomicU32::new(0),
+            })),
+            deferred: CachePadded::new(AtomicU32::new(0)),
             forking: AtomicUsize::new(0),
             moves: AtomicBool::new(false),
             moved: AtomicU32::new(0),
@@ -967,7 +968,9 @@ impl Table {
         let fresh = new.pages - heap.touched.count(new);
         self.counters.blocks += 1;
         let excess = self.retention.allocate(u64::from(new.pages), u64::from(fresh));
-        heap.resident.store(self.retention.resident, Relaxed);
+        if fresh > 0 {
+            heap.resident.store(self.retention.resident, Relaxed);
+        }
         if excess > 0 {
             self.choose(&heap.touched, excess, victims);
         }

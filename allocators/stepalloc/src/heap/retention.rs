@@ -11,7 +11,8 @@
 //!
 //! Plain numbers only, in pages.
 
-/// The slack grows by one part in this many of the peak: as many pages fault when it does.
+/// The slack is counted in parts of the peak, of which there are so many. It grows by one, and an eighth of what it was: as many pages
+/// fault when it does.
 const SLACK_STEP: u64 = 800;
 /// Upper bound of the slack in such parts: an eighth.
 const SLACK_MOST: u64 = 100;
@@ -112,7 +113,7 @@ impl Retention {
             self.regrets += calls * CALL + returned;
             if self.regrets > self.peak / PATIENCE {
                 self.regrets = 0;
-                self.slack = (self.slack + 1).min(SLACK_MOST);
+                self.slack = (self.slack + 1 + self.slack / 8).min(SLACK_MOST);
             }
         }
     }
