@@ -332,14 +332,21 @@ pub(crate) unsafe fn zero(start: *mut u8, bytes: usize) {
     // SAFETY: parts of the caller's range.
     unsafe {
         while at < end {
-            let next = (((at as usize) / ZERO_CHUNK + 1) * ZERO_CHUNK).min(end as usize) as *mut u8;
+            let chunks = |count: usize| {
+                let next = ((at as usize) / ZERO_CHUNK + count) * ZERO_CHUNK;
+                next.min(end as usize) as *mut u8
+            };
+            let next = chunks(1);
             let length = next as usize - at as usize;
-            if is_sparse(at, length) {
-                sparse =
-                    if sparse.end == at { sparse.start..next } else { give_back_as_zeros(sparse, at..next) };
-            } else {
+            if !is_sparse(at, length) {
                 at.write_bytes(0, length);
+                at = next;
+                continue;
             }
+            // As much as was sparse before is taken to be so behind this chunk too.
+            let before = if sparse.end == at { at as usize - sparse.start as usize } else { 0 };
+            let next = chunks(1 + before / ZERO_CHUNK);
+            sparse = if before > 0 { sparse.start..next } else { give_back_as_zeros(sparse, at..next) };
             at = next;
         }
         give_back_as_zeros(sparse, end..end);
