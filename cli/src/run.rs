@@ -30,7 +30,7 @@ use watched::{Recorded, Wanted, Watched};
 #[derive(clap::Args)]
 #[command(
     group = clap::ArgGroup::new("recorded").args(["report", "trace"]).multiple(true),
-    after_help = "The program's steps are found by the rhythm of its allocations, or marked by it with stepalloc_step(), which the
+    after_help = "The program's steps are found by the period of its allocations, or marked by it with stepalloc_step(), which the
 library exports. Settings are taken from the environment: START_STATISTIC_STEP, STABLE_STATISTIC_STEP, MAX_STATISTIC_STEP, ENABLE_MEMORY_OPTIMIZATION, STEPALLOC_*.
 The library is looked for in STEPALLOC_LIBRARY (its path), beside this command, and in ../lib.
 
@@ -409,7 +409,7 @@ pub fn about(process: &Value) -> String {
             )
         }
         _ if process["marked"] == false => format!(
-            "{name}: not planned: no rhythm was found in its allocations; {} served it",
+            "{name}: not planned: no period was found in its allocations; {} served it",
             process["backend"].as_str().unwrap_or("the backend"),
         ),
         _ if number(&process["refused_plans"]) > 0 => format!(
@@ -455,11 +455,11 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_says_whether_there_is_a_rhythm() {
+    fn the_summary_says_whether_there_is_a_period() {
         let without = json!({"program": "/bin/tar", "phase": "waiting", "marked": false, "steps": 0, "backend": "glibc"});
         assert_eq!(
             summary(&[without]),
-            ["tar: not planned: no rhythm was found in its allocations; glibc served it"]
+            ["tar: not planned: no period was found in its allocations; glibc served it"]
         );
         let unlike = json!({"program": "/bin/a", "phase": "waiting", "marked": true, "steps": 300, "refused_plans": 1, "backend": "glibc"});
         let [line] = &summary(&[unlike])[..] else { panic!("one line") };

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 
-use crate::rhythm::alike;
+use crate::period::alike;
 
 /// A size is steady if at least this share of its allocations had the same size a period before, in percent.
 const STEADY_PERCENT: usize = 75;

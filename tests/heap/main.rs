@@ -7,18 +7,18 @@
 //! - `operations`: 8 threads run programs of operations, ten million in all, through every phase and back;
 //! - `model`: one thread, programs that shrink, every range of the heap compared after each allocation;
 //! - `threads`: 8 threads at once: what the arena serves, and that nothing is lost;
-//! - `crowd`: steps that run on several threads at once;
+//! - `concurrent`: steps that run on several threads at once;
 //! - `one_size`: loops that ask for one size only;
 //! - `phases`: when collecting begins and ends;
 //! - `lifetimes`: blocks that outlive their step, double buffers, vectors that grow;
 //! - `limits`: bounded arenas, address space that runs out, forks;
 //! - `large`: the large heap, before a plan and beside it;
 //! - `panics`: a panic of the engine's own;
-//! - `rhythm`: steps that nobody marks;
+//! - `period`: steps that nobody marks;
 //! - `settings`: bad values and the statistics signal;
 //! - `stall`: what a boundary costs the step's own thread.
 
-mod crowd;
+mod concurrent;
 mod large;
 mod lifetimes;
 mod limits;
@@ -26,10 +26,10 @@ mod model;
 mod one_size;
 mod operations;
 mod panics;
+mod period;
 mod phases;
 mod process;
 mod program;
-mod rhythm;
 mod settings;
 mod shadow;
 mod stall;

@@ -1,7 +1,7 @@
 //! Eight threads allocate and free planned sizes at once: how much the arena serves, and that nothing is lost.
 //!
 //! Within a step they race freely; what they have in common is where it ends. Threads that do not even share that are
-//! a program without a rhythm, and served as well as it goes.
+//! a program without a period, and served as well as it goes.
 
 use crate::process;
 use crate::shadow::{Block, Random};

@@ -1,5 +1,5 @@
 //! Everyday programs with the library in front: the same output and the same exit status as without, over each backend.
-//! They have no rhythm, and no arena is made for them.
+//! They have no period, and no arena is made for them.
 
 use crate::process::{self, Ended};
 use crate::{BACKENDS, compiled};
@@ -35,7 +35,7 @@ fn unchanged(needed: &[&str], script: &str, files: &[&str]) {
     }
 }
 
-/// The same, whether there is a rhythm or not; returns what the processes over each backend told of themselves.
+/// The same, whether there is a period or not; returns what the processes over each backend told of themselves.
 #[track_caller]
 fn alike(needed: &[&str], script: &str, files: &[&str]) -> Vec<String> {
     if !needed.iter().all(|program| process::installed(program)) {
@@ -112,7 +112,7 @@ threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
 [thread.join() for thread in threads]
 print(sorted(blocks), sum(row[0] for row in rows))
 ";
-    // Its threads ask for the same sizes one after the other, which may be a rhythm.
+    // Its threads ask for the same sizes one after the other, which may be a period.
     alike(&[PYTHON], &format!("{PYTHON} -c \"{program}\""), &[]);
 }
 

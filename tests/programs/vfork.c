@@ -1,4 +1,4 @@
-// A thread with a rhythm of its own, which nobody marks, while children that share the memory allocate as much and as
+// A thread with a period of its own, which nobody marks, while children that share the memory allocate as much and as
 // little as it does. The argument is their number.
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_void};
 use core::mem::transmute;
 use statistic::Backend;
 use statistic::backend::{Glibc, Kind};
-use statistic::os::{Text, say};
+use statistic::os::{Text, log_stderr};
 
 fn is_glibc() -> bool {
     chosen().kind == Kind::Glibc
@@ -28,7 +28,7 @@ pub extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
     if !is_glibc() {
         return 0;
     }
-    Glibc::is_told();
+    Glibc::mark_tuned();
     glibc_mallopt(parameter, value)
 }
 
@@ -101,7 +101,7 @@ pub extern "C" fn malloc_stats() {
     }
     let mut text = Text::<8192>::new();
     let _ = statistic::statistics().write_json(&mut text);
-    say(format_args!("{}", core::str::from_utf8(text.as_bytes()).unwrap_or("")));
+    log_stderr(format_args!("{}", core::str::from_utf8(text.as_bytes()).unwrap_or("")));
 }
 
 /// `int malloc_info(int, FILE *)`: glibc's XML where it is the backend; else an empty document of the same kind.

@@ -4,7 +4,7 @@ Start the program with the library in front of its malloc::
 
     python -m stepalloc train.py --epochs 3
 
-Steps are found by the rhythm of the program's large allocations. A program that knows better where its steps begin
+Steps are found by the period of the program's large allocations. A program that knows better where its steps begin
 says so, in either of two ways::
 
     import stepalloc
@@ -111,7 +111,7 @@ def step() -> Step:
 
 
 def phase() -> str:
-    """What the library is doing: ``"waiting"`` (counting steps, or listening for a rhythm), ``"collecting"`` (recording),
+    """What the library is doing: ``"waiting"`` (counting steps, or sampling sizes for a period), ``"collecting"`` (recording),
     ``"planned"`` (serving from the plan), or ``"none"`` where it is not preloaded."""
     if not _preloaded:
         _tell()

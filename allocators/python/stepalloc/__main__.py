@@ -20,7 +20,7 @@ usage: python -m stepalloc [OPTIONS] SCRIPT [ARGS]
        python -m stepalloc [OPTIONS] -m MODULE [ARGS]
        python -m stepalloc [OPTIONS] -c CODE [ARGS]
 
-Runs a Python program with the memory of its steps planned. Steps are found by the rhythm of its allocations, or marked
+Runs a Python program with the memory of its steps planned. Steps are found by the period of its allocations, or marked
 by it with stepalloc.step(). Options of the interpreter (-O, -u, -W, -X) stand before -m stepalloc, and are kept.
 
 options:

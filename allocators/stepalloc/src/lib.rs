@@ -28,24 +28,24 @@
 //! alloc(size)  below the threshold -----------------> backend
 //!              no plan yet, recorded or not --------> large heap; where that is closed or full, backend
 //!              planned: the slot of the n-th block of this size in this step
-//!                       free: claim it; busy: another of its size, or a gap -> else large heap
+//!                       free: claim it; occupied: another of its size, or a gap -> else large heap
 //! free(p)      in the arena or the heap: release;   else backend
 //! ```
 //!
 //! # Steps
 //!
 //! A program marks its steps ([`step`], [`boundary`]), or does not: then the period of its large allocations is
-//! found from their sizes alone, and a step begins where the least is alive. Marks, once given, are all that counts. Several
-//! kinds of steps (sequence lengths, training and evaluation) have a plan each, in one arena. Where
+//! found from their sizes alone, and a step begins at the fewest live bytes. Marks, once given, are all that counts. Several
+//! step variants (sequence lengths, training and evaluation) have a plan each, in one arena. Where
 //! sizes follow the data and differ by some percent from step to step, a block is known by its family of sizes, and its
 //! slot is as large as the family's largest.
 //!
 //! # Phases
 //!
-//! *Waiting* counts steps until `START_STATISTIC_STEP`, or listens until there is a rhythm. *Collecting* records blocks of
-//! `STEPALLOC_MIN_BYTES` and more, until more than `STABLE_STATISTIC_STEP` steps in a row changed nothing in what the plan
-//! needs, or more than `MAX_STATISTIC_STEP` were seen; of steps that were found two are enough. *Planned* serves; when less than
-//! nine tenths of the bytes find their slot for several steps, the heap serves until the needs were collected again. All
+//! *Waiting* counts steps until `START_STATISTIC_STEP`, or samples sizes until a period is found. *Collecting* records blocks of
+//! `STEPALLOC_MIN_BYTES` and more, until more than `STABLE_STATISTIC_STEP` steps in a row changed nothing in the step
+//! profile, or more than `MAX_STATISTIC_STEP` were seen; of detected steps two are enough. *Planned* serves; when less than
+//! nine tenths of the bytes find their slot for several steps, the heap serves until the profiles were collected again. All
 //! [`Settings`] come from the environment.
 //!
 //! # What holds whatever the program does
@@ -59,7 +59,7 @@
 //! # Costs and limits
 //!
 //! Blocks below the threshold cost two comparisons more than the backend a pair, in all phases; `benches/instructions.py`
-//! counts what they come to. While collecting, an event of 32 bytes is kept for each planned-size allocation and free of a
+//! counts what they come to. While collecting, an event of 32 bytes is recorded for each planned-size allocation and free of a
 //! step. A boundary costs three system calls. Memory of the arena goes back to the system after ten seconds without a request
 //! of planned size, or by [`release`]; while a plan serves, a thread looks for that. Programs whose sizes never repeat gain
 //! from the large heap only. Linux with glibc only.
@@ -68,7 +68,7 @@
 //!
 //! A request comes to `alloc`, or in the preloaded library to the C ABI; the `switches` say whether it goes on to `route`, the dispatch, or to the
 //! [`backend`]. `lookup` says which slot a plan proposes, `arena` whether it is free, and `heap` serves what no plan does. `record` writes down
-//! what is asked for, `detect` finds steps in it that nobody marks (`step` has those that are), `profile` merges and plans them (by
+//! what is asked for, `detect` finds the steps of programs that mark none (`step` has marked ones), `profile` merges and plans them (by
 //! stepalloc-planner), and `engine` decides when, by the thresholds in `policy`. [`os`] has every system call.
 
 mod alloc;
@@ -86,6 +86,7 @@ pub mod os;
 mod policy;
 mod profile;
 mod record;
+mod reentrant;
 #[doc(hidden)]
 pub mod route;
 mod settings;
@@ -104,11 +105,11 @@ pub use backend::{Jemalloc, JemallocTuning};
 pub use backend::{Mimalloc, MimallocOption};
 pub use engine::{boundary, disable, initialise, phase, release, statistics};
 pub use lookup::misses::{Miss, Reason};
-pub use profile::plan_file::{PLAN_MAGIC, PlanFileError, PlansOfFile, plan_class, read_plans};
+pub use profile::plan_file::{PLAN_MAGIC, PlanFileError, StoredPlans, plan_class, read_plans};
 pub use record::tracer;
 pub use settings::{HugePages, Large, Settings};
 pub use statistics::{LastSteps, Phase, Statistics};
-pub use step::{Part, SharedStep, Step, step};
+pub use step::{SharedStep, Step, StepGuard, step};
 
 /// Sets jemalloc's configuration for the whole program; read when it starts, before `main`, and overruled by
 /// `_RJEM_MALLOC_CONF`. With DeepRec's recommendation:

@@ -2,7 +2,7 @@
 //! fork could free it too, but one that is registered while another thread forks does not run.)
 //!
 //! A child that shares its parent's memory (vfork) has an id of its own as well, but must take no lock from a parent that
-//! goes on with it; it gets none. The two are told apart by a page that the kernel clears in children with a memory of
+//! goes on with it; it gets none. The two are distinguished by a page that the kernel clears in children with a memory of
 //! their own (MADV_WIPEONFORK).
 
 use crate::os;
@@ -14,11 +14,11 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 const SPINS: u32 = 32;
 
 /// Where the process stands whose memory this is: 0 in a forked child that has not looked yet. Null before
-/// [`tell_children_apart`], and where the kernel cannot clear it.
+/// [`distinguish_children`], and where the kernel cannot clear it.
 static OWNER: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
-/// From now on children are told apart by whether their memory is their own.
-pub(crate) fn tell_children_apart() {
+/// From now on children are distinguished by whether their memory is their own.
+pub(crate) fn distinguish_children() {
     if OWNER.load(Relaxed).is_null()
         && let Some(page) = os::map_wiped_on_fork()
     {
@@ -52,8 +52,8 @@ impl Lock {
         Self { holder: AtomicU32::new(0) }
     }
 
-    /// Runs `body` with the lock held, and tells it whether the lock was left by a thread that the fork did not copy;
-    /// `None` if that many attempts were in vain, and in a process that shares another one's memory.
+    /// Runs `body` with the lock held. Its argument is whether the lock is poisoned: held by a thread that the fork did not copy;
+    /// `None` after that many failed attempts, and in a process that shares another one's memory.
     pub(crate) fn with<R>(&self, attempts: Option<u32>, body: impl FnOnce(bool) -> R) -> Option<R> {
         let process = os::pid();
         if !is_own(process) {

@@ -17,6 +17,7 @@ use crate::profile::step_profile;
 use crate::record::recorder::{Event, RECORDER};
 use crate::record::size_log::SIZE_LOG;
 use crate::record::tracer::{TRACER, Traced};
+use crate::reentrant;
 use crate::settings;
 use crate::switches::{
     self, ATTACHED, FILLING, FLAGS, MISS_LIMIT, MISSES_IN_STEP, PLANNED, RECORDING, SAMPLED, SAMPLING,
@@ -61,14 +62,14 @@ pub fn usable_bytes(address: usize) -> usize {
 #[cold]
 fn attach<B: Backend>() {
     B::begin();
-    let sampled = settings::listen_from();
+    let sampled = settings::sampled_from();
     if sampled.is_none() || settings::leaves_large_to_backend() {
         HEAP.disable();
     }
     backend::attach::<B>();
     let traced = TRACER.is_wanted().then(settings::least_bytes);
     if switches::begin(sampled, traced) && plan_file::name().is_some() {
-        SIZE_LOG.wake_after(step_profile::TELLING as u64);
+        SIZE_LOG.wake_after(step_profile::FINGERPRINT as u64);
     }
 }
 
@@ -78,7 +79,7 @@ fn flags<B: Backend>(mode: u32) -> u32 {
     if mode & ATTACHED == 0 {
         attach::<B>();
     }
-    if switches::may_be_inside(mode) && switches::is_inside() { 0 } else { mode & FLAGS }
+    if reentrant::may_be(mode) && reentrant::is_reentrant() { 0 } else { mode & FLAGS }
 }
 
 /// The flags, at little cost where a plan serves.
@@ -411,7 +412,7 @@ fn serve(size: usize, align: usize) -> Option<*mut u8> {
 /// A slot of the arena for a block that moves, if there is one.
 fn serve_from_slot(size: usize, align: usize) -> Option<*mut u8> {
     let class = Class::of(size, align).filter(|_| align <= os::BASE_ALIGN)?;
-    let found = in_step(STATE.matcher.claim(&STATE.arena, class), class);
+    let found = in_detected_step(STATE.matcher.claim(&STATE.arena, class), class);
     if let Match::Slot(block) = found {
         return Some(block);
     }
@@ -424,8 +425,8 @@ fn serve_from_slot(size: usize, align: usize) -> Option<*mut u8> {
     None
 }
 
-/// What the matcher found, in the next step where this request begins it, which nobody has marked: the last one ends here.
-fn in_step(found: Match, class: Class) -> Match {
+/// What the matcher found. Where this request begins the next detected step, the last one ends here, and the matcher is asked again.
+fn in_detected_step(found: Match, class: Class) -> Match {
     match found {
         Match::Over(step) if engine::detected_boundary(class, step) => {
             STATE.matcher.claim(&STATE.arena, class)
@@ -436,7 +437,7 @@ fn in_step(found: Match, class: Class) -> Match {
 
 /// The block the matcher found, or a gap where it found none though it should have.
 fn found_or_gap(found: Match, class: Class) -> Option<*mut u8> {
-    let found = in_step(found, class);
+    let found = in_detected_step(found, class);
     match found {
         Match::Slot(block) => Some(block),
         Match::Unplanned => {
@@ -484,7 +485,7 @@ fn planned_class(block: *mut u8, size: usize, align: usize) -> Option<Class> {
 #[cold]
 fn trace(traced: Traced) {
     os::keeping_errno(|| {
-        let wants_more = switches::inside(|| TRACER.log(traced, switches::this_thread()));
+        let wants_more = reentrant::guard(|| TRACER.log(traced, switches::this_thread()));
         if !wants_more {
             engine::end_trace();
         }
@@ -535,6 +536,6 @@ fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*m
 /// and so do we, before two owners share a slot.
 #[cold]
 fn invalid_free(block: *mut u8) -> ! {
-    os::say(format_args!("free of {block:p}, where no block starts (freed twice?)"));
+    os::log_stderr(format_args!("free of {block:p}, where no block starts (freed twice?)"));
     std::process::abort();
 }

@@ -70,7 +70,7 @@ impl Settings {
         large: Large::Heap,
     };
 
-    /// Reads the environment. Bad values are told on standard error.
+    /// Reads the environment. Bad values are reported on standard error.
     pub fn from_environment() -> Self {
         let default = Self::DEFAULT;
         Self {
@@ -106,17 +106,17 @@ impl Settings {
 const START: u64 = 100;
 /// DeepRec's STABLE, where steps are marked.
 const STABLE: u64 = 10;
-/// START where steps are found: finding a rhythm is to have waited.
+/// START where steps are detected: detecting their period takes long enough.
 const START_FOUND: u64 = 0;
 
 impl Settings {
-    /// The first step that is collected: as set, else 100 of those that are marked, and 0 of those that are found.
+    /// The first step that is collected: as set, else 100 of those that are marked, and 0 of detected ones.
     pub fn start(&self, marked: bool) -> u64 {
         self.start_step.unwrap_or(if marked { START } else { START_FOUND })
     }
 
-    /// Steps that must have changed nothing: as set, else 10 of those that are marked. `None` for those that are found:
-    /// that their rhythm was found says that they agree, and two of them show what lives on from one to the next.
+    /// Steps that must have changed nothing: as set, else 10 of those that are marked. `None` for detected ones:
+    /// their period says that they agree, and two of them show what lives on from one to the next.
     pub fn stable(&self, marked: bool) -> Option<u64> {
         self.stable_steps.or(marked.then_some(STABLE))
     }
@@ -125,9 +125,9 @@ impl Settings {
 /// The least `STEPALLOC_MIN_BYTES`: below a kibibyte a slot's bookkeeping costs more than the block.
 const LEAST_MIN_BYTES: u64 = 1 << 10;
 
-/// The least size in bytes to listen to from the first allocation on; `None` where planning is switched off. Says
+/// The least size in bytes that is sampled from the first allocation on; `None` where planning is switched off. Says
 /// nothing of bad values: [`Settings::from_environment`] will.
-pub(crate) fn listen_from() -> Option<usize> {
+pub(crate) fn sampled_from() -> Option<usize> {
     if os::environment(c"ENABLE_MEMORY_OPTIMIZATION") == Some(b"0") {
         return None;
     }
@@ -146,12 +146,12 @@ pub(crate) fn least_bytes() -> usize {
     usable.map_or(Settings::DEFAULT.min_bytes, |bytes| bytes as usize)
 }
 
-/// True once bad values were told.
-static SAID: AtomicBool = AtomicBool::new(false);
+/// True once bad values were reported.
+static REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Ends the telling of bad values: a forked child reads the same ones again.
-pub(crate) fn all_said() {
-    SAID.store(true, Relaxed);
+/// Bad values are reported no more: a forked child reads the same ones again.
+pub(crate) fn all_reported() {
+    REPORTED.store(true, Relaxed);
 }
 
 fn switch(name: &CStr, default: bool) -> bool {
@@ -216,11 +216,11 @@ pub(crate) fn read<T>(
 ) -> T {
     let Some(value) = os::environment(name) else { return default };
     parse(value).unwrap_or_else(|| {
-        if !SAID.load(Relaxed) {
+        if !REPORTED.load(Relaxed) {
             let name = text(name.to_bytes());
             let cut = &value[..value.len().min(100)];
             let value = core::str::from_utf8(cut).unwrap_or("(not UTF-8)");
-            os::say(format_args!("{name}={value}: expected {wanted}; using the default, {shown}"));
+            os::log_stderr(format_args!("{name}={value}: expected {wanted}; using the default, {shown}"));
         }
         default
     })

@@ -4,12 +4,12 @@
 //! blocks a step asked for. Only what misses is counted one by one.
 
 use crate::lookup::counter::Count;
-use crate::lookup::misses::{Miss, TOLD};
+use crate::lookup::misses::{Miss, REPORTED};
 use crate::os::{self, Text};
 use core::fmt::{self, Write};
 
-/// Newest planned steps of which figures are kept.
-const STEPS_KEPT: usize = 100;
+/// Newest planned steps whose figures are recorded.
+const STEPS_RECORDED: usize = 100;
 
 /// What a process is doing about its steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,11 +46,11 @@ pub struct Statistics {
     pub phase: Phase,
     /// Why nothing is planned any more, where that is an error of the allocator's own: `panic`.
     pub stopped: Option<&'static str>,
-    /// Whether the program marks its steps. Else they are found, where there is a rhythm.
+    /// Whether the program marks its steps. Else they are detected, where there is a period.
     pub marked: bool,
-    /// Planned-size allocations in the period that was found; `None` where none was, or steps are marked.
+    /// Planned-size allocations in the period; `None` where no period was found, or steps are marked.
     pub period_allocations: Option<u64>,
-    /// Step boundaries passed; of steps that are found, those passed since a plan serves.
+    /// Step boundaries passed; of detected steps, those passed since a plan serves.
     pub steps: u64,
     /// The first step served from the plan in force, counted from 0.
     pub planned_at_step: Option<u64>,
@@ -58,7 +58,7 @@ pub struct Statistics {
     pub plans: u64,
     /// Plans that could not be made or put in force: no memory for the arena or its tables.
     pub failed_plans: u64,
-    /// Plans not made, or left at once, because marked steps did not repeat: together they asked for far more than was ever alive, or the
+    /// Plans not made, or left at once, because marked steps did not repeat: their load together exceeded the most live bytes by far, or the
     /// plan served less than half of each.
     pub refused_plans: u64,
     /// Bytes of the arena that can be served.
@@ -67,7 +67,7 @@ pub struct Statistics {
     pub arena_occupied_bytes: u64,
     /// Bytes of the large heap occupied by live blocks now.
     pub heap_bytes: u64,
-    /// Bytes of the large heap that may be resident: those of live blocks, and free ones that are kept.
+    /// Bytes of the large heap that may be resident: those of live blocks, and free ones that stay resident.
     pub heap_resident_bytes: u64,
     /// Bytes that were moved from free extents of the large heap to where they were wanted, since the process's start.
     pub heap_moved_bytes: u64,
@@ -75,7 +75,7 @@ pub struct Statistics {
     pub heap_returned_bytes: u64,
     /// The plan in force came from the file that `STEPALLOC_PLAN` names.
     pub kept: bool,
-    /// Kinds of steps planned.
+    /// Step variants planned.
     pub kinds: u64,
     /// The largest load of the collected steps in bytes: no plan that has a slot for every block is smaller.
     pub lower_bound_bytes: u64,
@@ -86,7 +86,7 @@ pub struct Statistics {
     /// Times that the arena's pages went back to the system, because nothing was asked for.
     pub idle_releases: u64,
     /// Blocks without a slot since the plan in force serves, by size and reason, those of the most bytes first.
-    pub misses: [Option<Miss>; TOLD],
+    pub misses: [Option<Miss>; REPORTED],
     /// The newest half of the planned steps, at most 100 of them.
     pub last_steps: LastSteps,
     /// Resident bytes now.
@@ -142,30 +142,30 @@ impl StepFigures {
 
 /// The newest planned steps, oldest overwritten first.
 pub(crate) struct History {
-    steps: [StepFigures; STEPS_KEPT],
+    steps: [StepFigures; STEPS_RECORDED],
     /// Planned steps ever pushed.
     pushed: u64,
 }
 
 impl History {
     pub(crate) const fn new() -> Self {
-        Self { steps: [StepFigures::NONE; STEPS_KEPT], pushed: 0 }
+        Self { steps: [StepFigures::NONE; STEPS_RECORDED], pushed: 0 }
     }
 
     pub(crate) fn push(&mut self, figures: StepFigures) {
-        self.steps[(self.pushed % STEPS_KEPT as u64) as usize] = figures;
+        self.steps[(self.pushed % STEPS_RECORDED as u64) as usize] = figures;
         self.pushed += 1;
     }
 
-    /// The newest `count` steps (at most those kept), in no particular order.
+    /// The newest `count` steps (at most those recorded), in no particular order.
     pub(crate) fn newest(&self, count: u64) -> impl Iterator<Item = &StepFigures> {
-        let count = count.min(self.pushed).min(STEPS_KEPT as u64);
-        (self.pushed - count..self.pushed).map(|index| &self.steps[(index % STEPS_KEPT as u64) as usize])
+        let count = count.min(self.pushed).min(STEPS_RECORDED as u64);
+        (self.pushed - count..self.pushed).map(|index| &self.steps[(index % STEPS_RECORDED as u64) as usize])
     }
 
     /// The newest half of all planned steps. Allocates nothing.
     pub(crate) fn last_steps(&self) -> LastSteps {
-        let (mut faults, mut times) = ([0u64; STEPS_KEPT], [0u64; STEPS_KEPT]);
+        let (mut faults, mut times) = ([0u64; STEPS_RECORDED], [0u64; STEPS_RECORDED]);
         let (mut count, mut last) = (0, LastSteps::default());
         for step in self.newest(self.pushed.div_ceil(2)) {
             faults[count] = step.minor_faults;
@@ -281,7 +281,7 @@ impl Statistics {
 /// Bytes of a program's path that are shown.
 const PROGRAM_BYTES: usize = 512;
 /// A JSON object at its longest: every byte of the path escaped, every number with 20 digits, and the names.
-pub(crate) const JSON_BYTES: usize = 6 * PROGRAM_BYTES + 2048 + TOLD * MISS_BYTES;
+pub(crate) const JSON_BYTES: usize = 6 * PROGRAM_BYTES + 2048 + REPORTED * MISS_BYTES;
 /// A miss at its longest.
 const MISS_BYTES: usize = 160;
 

@@ -33,11 +33,11 @@ pub struct SharedStep {
     _made_here: (),
 }
 
-/// A thread's part in another thread's step, made by [`SharedStep::attach`]: as long as it lasts, scopes that this thread
-/// opens are no steps.
-#[must_use = "the part lasts as long as this value: write `let _part = shared.attach();`"]
+/// The guard of a thread that works for another thread's step, made by [`SharedStep::attach`]: as long as it lasts, scopes that
+/// this thread opens are no steps.
+#[must_use = "the guard lasts as long as this value: write `let _guard = shared.attach();`"]
 #[derive(Debug)]
-pub struct Part {
+pub struct StepGuard {
     _here: PhantomData<*const ()>,
 }
 
@@ -52,7 +52,7 @@ pub struct Part {
 /// let shared = step.share();
 /// std::thread::scope(|scope| {
 ///     scope.spawn(move || {
-///         let _part = shared.attach();
+///         let _guard = shared.attach();
 ///         let _no_step_of_its_own = stepalloc::step();
 ///     });
 /// });
@@ -78,9 +78,9 @@ impl Step {
 
 impl SharedStep {
     /// Makes this thread a worker of the step, for as long as the value lasts.
-    pub fn attach(&self) -> Part {
+    pub fn attach(&self) -> StepGuard {
         enter();
-        Part { _here: PhantomData }
+        StepGuard { _here: PhantomData }
     }
 }
 
@@ -102,7 +102,7 @@ impl Drop for Step {
     }
 }
 
-impl Drop for Part {
+impl Drop for StepGuard {
     fn drop(&mut self) {
         leave();
     }

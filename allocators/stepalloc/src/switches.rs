@@ -7,7 +7,6 @@ use crate::arena::Arena;
 use crate::heap::HEAP;
 use crate::lookup::Matcher;
 use crate::os;
-use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
 /// A word of the hot path, which the preloaded library's assembly reads by its address. Only this module writes it: whoever else could would
@@ -30,7 +29,7 @@ pub static WATCHED_NEGATED: Word = Word(AtomicUsize::new(1));
 /// Bytes of the watched range.
 pub static WATCHED_BYTES: Word = Word(AtomicUsize::new(0));
 
-/// Slot misses since the last boundary, in steps that nobody marks.
+/// Slot misses since the last boundary, in detected steps.
 pub(crate) static MISSES_IN_STEP: AtomicU32 = AtomicU32::new(0);
 /// More of them mean that the program has lost its period.
 pub(crate) static MISS_LIMIT: AtomicU32 = AtomicU32::new(u32::MAX);
@@ -56,16 +55,12 @@ pub(crate) const TRACING: u32 = 16;
 /// A plan has come into force: its slots take over the large heap's free pages as they are claimed for the first time.
 pub(crate) const FILLING: u32 = 32;
 pub(crate) const FLAGS: u32 = 63;
-const WORKER: u32 = 64;
-/// The mode of a planned process: a plan serves, nothing is recorded, nobody works inside.
+/// One thread that works for the allocator itself; the mode counts them above its flags.
+pub(crate) const WORKER: u32 = 64;
+/// The mode of a planned process: a plan serves, nothing is recorded, no thread works for the allocator itself.
 pub(crate) const PLANNED: u32 = SERVING | ATTACHED;
 /// That of one whose sizes are logged and nothing else.
 pub(crate) const SAMPLED: u32 = SAMPLING | ATTACHED;
-
-std::thread_local! {
-    /// True while this thread works for the allocator itself. One byte, no destructor.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
-}
 
 /// What is observed of large blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -215,35 +210,7 @@ pub(crate) fn is_serving() -> bool {
     STATE.mode.load(Acquire) & SERVING != 0
 }
 
-/// Runs `body` as work of the allocator itself: what this thread allocates meanwhile goes to the backend unrecorded.
-pub(crate) fn inside<R>(body: impl FnOnce() -> R) -> R {
-    /// Leaves, also by a panic.
-    struct Inside(bool);
-    impl Drop for Inside {
-        fn drop(&mut self) {
-            INSIDE.set(self.0);
-            STATE.mode.fetch_sub(WORKER, Relaxed);
-        }
-    }
-    STATE.mode.fetch_add(WORKER, Relaxed);
-    let _inside = Inside(INSIDE.replace(true));
-    body()
-}
-
-/// Whether this thread may work for the allocator itself, by the mode alone.
-#[inline(always)]
-pub(crate) fn may_be_inside(mode: u32) -> bool {
-    mode >= WORKER
-}
-
-/// Whether this thread works for the allocator itself. (Out of line: where a thread-local lies costs a call in a library.)
-#[cold]
-#[inline(never)]
-pub(crate) fn is_inside() -> bool {
-    INSIDE.get()
-}
-
-/// A number that tells this thread from most others.
+/// A number by which this thread differs from most others.
 #[inline(always)]
 pub(crate) fn this_thread() -> u16 {
     // The high bits of a product (Knuth, TAOCP 3, 6.4).

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_boundaries_is_cut_by_its_rhythm() {
+    fn a_program_without_boundaries_is_cut_by_its_period() {
         let mut events = Vec::new();
         for _ in 0..20 {
             for block in 0..30u64 {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_a_rhythm_is_one_step() {
+    fn a_program_without_a_period_is_one_step() {
         let (_, trace) = read(vec![allocate(0x1000, 5000, 0), free(0x1000)]);
         assert_eq!((trace.steps.len(), trace.steps[0].events.len()), (1, 2));
         let (_, nothing) = read(vec![]);

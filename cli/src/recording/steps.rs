@@ -1,24 +1,24 @@
-//! Where the steps of a recording begin: where the engine has said so, else by the rhythm of its sizes, else nowhere.
+//! Where the steps of a recording begin: where the engine has recorded a boundary, else by the period of its sizes, else nowhere.
 
-use stepalloc_planner::rhythm::{self, Change};
+use stepalloc_planner::period::{self, Change};
 
 use super::raw::{Event, What};
 
-/// Of a rhythm, the newest periods that are cut into steps.
+/// The newest periods, which are cut into steps.
 const PERIODS: usize = 9;
 
 /// The events before which a step begins, ascending; the last one ends the last step. Fewer than two: there are no steps.
 pub fn boundaries(events: &[Event]) -> Vec<usize> {
-    let told: Vec<usize> =
+    let recorded: Vec<usize> =
         (0..events.len()).filter(|&index| matches!(events[index].what, What::Boundary { .. })).collect();
-    if told.len() >= 2 {
-        return told;
+    if recorded.len() >= 2 {
+        return recorded;
     }
-    let found = by_rhythm(events).unwrap_or_default();
+    let found = by_period(events).unwrap_or_default();
     if found.len() >= 2 { found } else { vec![0] }
 }
 
-fn by_rhythm(events: &[Event]) -> Option<Vec<usize>> {
+fn by_period(events: &[Event]) -> Option<Vec<usize>> {
     let allocations: Vec<(usize, u64)> = events
         .iter()
         .enumerate()
@@ -28,10 +28,10 @@ fn by_rhythm(events: &[Event]) -> Option<Vec<usize>> {
         })
         .collect();
     let sizes: Vec<u64> = allocations.iter().map(|&(_, size)| size).collect();
-    let rhythm = rhythm::find(&sizes)?;
-    let periods = (sizes.len() / rhythm.period).min(PERIODS);
-    let from = sizes.len().checked_sub(periods.checked_sub(1)? * rhythm.period)?;
-    let earlier = &sizes[from.checked_sub(rhythm.period)?..from];
+    let period = period::find(&sizes)?;
+    let periods = (sizes.len() / period.allocations).min(PERIODS);
+    let from = sizes.len().checked_sub(periods.checked_sub(1)? * period.allocations)?;
+    let earlier = &sizes[from.checked_sub(period.allocations)?..from];
     let mut alive = std::collections::HashMap::new();
     let mut changes = Vec::new();
     let logged = allocations.get(from).map_or(events.len(), |&(index, _)| index);
@@ -46,11 +46,11 @@ fn by_rhythm(events: &[Event]) -> Option<Vec<usize>> {
         };
         changes.extend(change.filter(|_| index >= logged));
     }
-    let mut at = from + rhythm::boundary(earlier, &changes, &rhythm)?;
+    let mut at = from + period::boundary(earlier, &changes, &period)?;
     let mut found = Vec::new();
     while let Some(&(index, _)) = allocations.get(at) {
         found.push(index);
-        let Some(next) = rhythm::next_boundary(&sizes, at, rhythm.period) else { break };
+        let Some(next) = period::next_boundary(&sizes, at, period.allocations) else { break };
         at = next;
     }
     Some(found)

@@ -34,16 +34,16 @@ impl Glibc {
         ];
         parameters.into_iter().all(|(parameter, value)| {
             value.is_none_or(|value| {
-                Self::is_told();
+                Self::mark_tuned();
                 // SAFETY: mallopt takes any numbers and says whether they were good.
                 unsafe { libc::mallopt(parameter, value) == 1 }
             })
         })
     }
 
-    /// The program sets a parameter of `mallopt` itself: they are left to it from now on.
-    pub fn is_told() {
-        IS_TOLD.store(true, Relaxed);
+    /// Leaves the parameters of `mallopt` to the program, which sets one itself.
+    pub fn mark_tuned() {
+        IS_MARKED_TUNED.store(true, Relaxed);
     }
 
     /// [`Backend::retain`] by the C library's own `mallopt`, where nobody else has tuned it.
@@ -51,7 +51,7 @@ impl Glibc {
     /// By itself glibc keeps twice the largest mapped block that was freed at the top of its heap. It gets no large blocks any more where a
     /// plan or the large heap serves them, so it would give the top back, and fault it in again, in each step.
     pub fn retain_by(mallopt: impl Fn(c_int, c_int) -> c_int, retention: Retention) {
-        if IS_TOLD.load(Relaxed) || is_tuned() {
+        if IS_MARKED_TUNED.load(Relaxed) || is_tuned() {
             return;
         }
         match retention {
@@ -71,7 +71,7 @@ const LEAST_THRESHOLD: c_int = 128 << 10;
 const MOST_TRIM_THRESHOLD: c_int = 64 << 20;
 
 /// The program has set a parameter of `mallopt`.
-static IS_TOLD: AtomicBool = AtomicBool::new(false);
+static IS_MARKED_TUNED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the user's environment tunes glibc.
 fn is_tuned() -> bool {

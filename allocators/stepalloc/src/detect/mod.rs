@@ -1,43 +1,43 @@
-//! Found steps: the log of a program that marks nothing, cut into steps by its rhythm.
+//! Detected steps: the recorder's log of a program that marks nothing is cut into steps by the program's period.
 //!
-//! A rhythm ([`stepalloc_planner::rhythm`]) was heard in the sizes; then everything is recorded for a while. If the rhythm
-//! holds, the place in it where the least is alive becomes the boundary, the log is cut there, and its steps are merged
+//! A period ([`stepalloc_planner::period`]) was found in the size log; then everything is recorded for a while. If the period
+//! holds, the place in it with the fewest live bytes becomes the boundary. The log is cut there, and its steps are merged
 //! as marked ones are.
 
-use crate::lookup::KINDS;
+use crate::lookup::VARIANTS;
 use crate::profile::collector::{Collector, Translator, Until};
 use crate::profile::step_profile::{Start, StepProfile};
 use crate::record::recorder::{Event, Recorder};
 use crate::settings::Settings;
 use std::sync::Arc;
 use stepalloc_planner::Event as StepEvent;
-use stepalloc_planner::rhythm::{self, Change, Rhythm};
+use stepalloc_planner::period::{self, Change, Period};
 
-/// A rhythm in which memory does not come back to what it was must hold for one part in this many of what was heard before it:
-/// the layers within a step do not.
+/// A period over which live bytes do not return to the same level must hold for one part in this many of the allocations logged
+/// before it: the layers within a step do not.
 const CONFIRMED: usize = 4;
 
-/// Upper bound of the allocations for which a rhythm must hold that was followed in vain.
+/// Upper bound of the allocations for which a rejected period must hold before it is followed again.
 const LEAST_MOST: usize = 1 << 20;
-/// Rhythms remembered that were followed in vain: the kinds of loops within a step.
-const VAIN: usize = 8;
+/// Rejected periods that are remembered: those of the loops within a step.
+const REJECTED: usize = 8;
 
-/// Steps that are being found.
-pub(crate) struct Found {
-    rhythm: Rhythm,
-    /// Two of its periods are taken as one, because blocks live on beyond one.
+/// Steps that are being detected.
+pub(crate) struct DetectedSteps {
+    period: Period,
+    /// Two periods are taken as one, because blocks live on beyond one.
     doubled: bool,
-    /// Allocations heard before the log began.
-    heard: usize,
-    /// It has lasted for long already.
+    /// Allocations logged before recording began.
+    logged: usize,
+    /// The period has lasted for long already.
     lasts: bool,
-    /// It was asked whether what is alive comes back to what it was.
-    asked: bool,
-    /// Sizes of the period heard before the log began.
+    /// It was checked whether live bytes return to the same level.
+    checked: bool,
+    /// Sizes of the last period before recording began.
     earlier: Vec<u64>,
-    /// All sizes heard, where they do not come again after a period: they may after several.
+    /// All logged sizes, where they do not come again after a period: they may after several.
     sizes: Vec<u64>,
-    /// The boundaries since the log began in that case, as allocations before each.
+    /// The boundaries since recording began in that case, as allocations before each.
     boundaries: Vec<usize>,
     /// Allocations to be recorded before the first cut.
     needed: usize,
@@ -68,61 +68,61 @@ pub(crate) enum Followed {
     More(u64),
     /// Enough steps were seen.
     Enough,
-    /// The program does not keep the rhythm.
+    /// The program does not repeat with this period.
     Lost,
 }
 
-/// Rhythms that were followed in vain: loops within a step, which come again with each step.
-pub(crate) struct Vain {
-    /// Periods, and for how many allocations each must hold to be followed again. The newest first.
-    lost: Vec<(usize, usize)>,
-    /// The same of the rhythm that is followed now.
+/// Periods that were followed and rejected: loops within a step, which come again with each step.
+pub(crate) struct RejectedPeriods {
+    /// Each period in allocations, and for how many allocations it must hold to be followed again. The newest first.
+    rejected: Vec<(usize, usize)>,
+    /// The same of the period that is followed now.
     followed: (usize, usize),
 }
 
-impl Vain {
+impl RejectedPeriods {
     pub(crate) const fn new() -> Self {
-        Self { lost: Vec::new(), followed: (0, 0) }
+        Self { rejected: Vec::new(), followed: (0, 0) }
     }
 
-    /// Whether a rhythm is worth being followed that was heard in these sizes, the newest of so many; it counts as followed then.
-    pub(crate) fn follows(&mut self, rhythm: &Rhythm, sizes: &[u64], heard: usize) -> bool {
-        let lost = self.lost.iter().find(|(period, _)| *period == rhythm.period);
-        let least = lost.map_or(rhythm.period.max(rhythm::EXACT_EVIDENCE), |&(_, least)| least);
-        let from = sizes.len().checked_sub(least + rhythm.period + 1);
-        let follows = lost.is_none()
-            || from.is_some_and(|from| rhythm.holds(&sizes[from..]))
-            || rhythm.lasts(sizes, heard);
+    /// Whether a period found in these sizes, the newest of `logged`, is to be followed; it counts as followed then.
+    pub(crate) fn follows(&mut self, period: &Period, sizes: &[u64], logged: usize) -> bool {
+        let rejected = self.rejected.iter().find(|(allocations, _)| *allocations == period.allocations);
+        let least = rejected.map_or(period.allocations.max(period::EXACT_EVIDENCE), |&(_, least)| least);
+        let from = sizes.len().checked_sub(least + period.allocations + 1);
+        let follows = rejected.is_none()
+            || from.is_some_and(|from| period.holds(&sizes[from..]))
+            || period.lasts(sizes, logged);
         if follows {
-            self.followed = (rhythm.period, least);
+            self.followed = (period.allocations, least);
         }
         follows
     }
 
-    /// The rhythm followed has ended: the next time it must hold for twice as long.
-    pub(crate) fn lose(&mut self) {
-        let (period, least) = self.followed;
-        self.lost.retain(|&(other, _)| other != period);
-        self.lost.truncate(VAIN - 1);
-        self.lost.insert(0, (period, (2 * least).min(LEAST_MOST)));
+    /// The period that is followed was lost: the next time it must hold for twice as long.
+    pub(crate) fn reject(&mut self) {
+        let (allocations, least) = self.followed;
+        self.rejected.retain(|&(other, _)| other != allocations);
+        self.rejected.truncate(REJECTED - 1);
+        self.rejected.insert(0, (allocations, (2 * least).min(LEAST_MOST)));
     }
 }
 
-impl Found {
-    /// Begins to follow a rhythm heard in these sizes, the newest of so many.
-    pub(crate) fn new(rhythm: Rhythm, sizes: &[u64], heard: usize) -> Self {
-        // Of sizes that do not come again two periods are compared where the least is alive.
-        let periods = if rhythm.repeats() { 1 } else { 2 };
+impl DetectedSteps {
+    /// Begins to follow a period found in these sizes, the newest of `logged`.
+    pub(crate) fn new(period: Period, sizes: &[u64], logged: usize) -> Self {
+        // Where sizes do not come again, two periods are compared at their fewest live bytes.
+        let periods = if period.repeats() { 1 } else { 2 };
         Self {
-            rhythm,
+            period,
             doubled: false,
-            heard,
-            lasts: rhythm.lasts(sizes, heard),
-            asked: false,
-            earlier: sizes[sizes.len() - rhythm.period..].to_vec(),
-            sizes: if rhythm.repeats() { Vec::new() } else { sizes.to_vec() },
+            logged,
+            lasts: period.lasts(sizes, logged),
+            checked: false,
+            earlier: sizes[sizes.len() - period.allocations..].to_vec(),
+            sizes: if period.repeats() { Vec::new() } else { sizes.to_vec() },
             boundaries: Vec::new(),
-            needed: (periods * rhythm.period + 1).max(rhythm::EVIDENCE),
+            needed: (periods * period.allocations + 1).max(period::EVIDENCE),
             merged: 0,
             log: Log::default(),
             at: None,
@@ -143,10 +143,10 @@ impl Found {
         if !recorder.read(end, |event| self.log.take(event, &mut self.translator, looking)) {
             return Followed::Lost;
         }
-        if !self.rhythm.repeats() {
+        if !self.period.repeats() {
             self.sizes.extend(&self.log.sizes[before..]);
         }
-        let mut period = self.rhythm.period;
+        let mut length = self.period.allocations;
         let mut at = match self.at {
             Some(at) => at,
             None if self.log.sizes.len() < self.needed => {
@@ -154,41 +154,41 @@ impl Found {
             }
             None => {
                 let sizes = [&*self.earlier, &self.log.sizes].concat();
-                if !self.rhythm.holds(&sizes) {
+                if !self.period.holds(&sizes) {
                     return Followed::Lost;
                 }
-                if !self.asked && !self.rhythm.is_balanced(&self.log.changes) {
+                if !self.checked && !self.period.is_balanced(&self.log.changes) {
                     if !self.lasts {
                         return Followed::Lost;
                     }
-                    self.needed = self.needed.max(self.heard / CONFIRMED);
+                    self.needed = self.needed.max(self.logged / CONFIRMED);
                 }
-                self.asked = true;
+                self.checked = true;
                 if self.log.sizes.len() < self.needed {
                     return Followed::More((self.needed - self.log.sizes.len()) as u64);
                 }
-                let boundary = rhythm::boundary(&self.earlier, &self.log.changes, &self.rhythm);
+                let boundary = period::boundary(&self.earlier, &self.log.changes, &self.period);
                 let Some(boundary) = boundary else { return Followed::Lost };
-                self.collector.learn(&sizes, period);
+                self.collector.learn(&sizes, length);
                 self.log.changes = Vec::new();
                 boundary
             }
         };
-        // Where sizes do not come again a period later, there are several kinds of steps.
-        let kinds = if self.rhythm.repeats() { 1 } else { 2 };
-        let until = settings.stable(false).map_or(Until::Seen { kinds }, Until::Stable);
+        // Where sizes do not come again a period later, there are several step variants.
+        let variants = if self.period.repeats() { 1 } else { 2 };
+        let until = settings.stable(false).map_or(Until::Seen { variants }, Until::Stable);
         if self.boundaries.is_empty() {
             self.boundaries.push(at);
         }
-        while let Some(next) = rhythm::next_boundary(&self.log.sizes, at, period) {
+        while let Some(next) = period::next_boundary(&self.log.sizes, at, length) {
             let events = &mut self.log.events[self.log.starts[at]..self.log.starts[next]];
             at = next;
             let enough = self.collector.merge(events, true, until, settings.max_steps);
-            if !self.lasts && self.rhythm.repeats() && self.collector.kinds() > 1 {
+            if !self.lasts && self.period.repeats() && self.collector.variants() > 1 {
                 // What was repeated has ended.
                 return Followed::Lost;
             }
-            if !self.rhythm.repeats() {
+            if !self.period.repeats() {
                 self.boundaries.push(at);
                 if self.merge_turns(settings) {
                     self.at = Some(at);
@@ -198,47 +198,47 @@ impl Found {
             if !enough {
                 continue;
             }
-            if self.doubled || !self.rhythm.repeats() || !self.collector.recurs() {
+            if self.doubled || !self.period.repeats() || !self.collector.recurs() {
                 self.at = Some(at);
                 return Followed::Enough;
             }
             self.doubled = true;
-            self.rhythm = self.rhythm.repeated(2 * period);
-            period = self.rhythm.period;
+            self.period = self.period.repeated(2 * length);
+            length = self.period.allocations;
             self.collector.begin_again();
         }
-        if self.rhythm.repeats() {
+        if self.period.repeats() {
             self.log.forget(at);
             self.merged += at as u64;
             at = 0;
         }
         self.at = Some(at);
-        Followed::More((period + rhythm::HEAD).saturating_sub(self.log.sizes.len()).max(1) as u64)
+        Followed::More((length + period::FINGERPRINT).saturating_sub(self.log.sizes.len()).max(1) as u64)
     }
 
     /// Steps whose sizes come again after several of them take turns: one turn is merged as one step, in which all lifetimes are known.
     /// `false` where two steps in a row were not seen again yet, or no whole turn was recorded.
     fn merge_turns(&mut self, settings: &Settings) -> bool {
-        let Some(turns) = self.rhythm.turns(&self.sizes, KINDS) else { return false };
+        let Some(turns) = self.period.turns(&self.sizes, VARIANTS) else { return false };
         let Some(first) = self.boundaries.len().checked_sub(turns + 1) else { return false };
         let starts = &self.log.starts;
         let events =
             &mut self.log.events[starts[self.boundaries[first]]..starts[self.boundaries[first + turns]]];
         self.collector.begin_again();
-        self.collector.merge(events, true, Until::Seen { kinds: 1 }, settings.max_steps);
-        let (period, steps) = (turns * self.rhythm.period, turns * self.rhythm.steps);
-        self.rhythm = Rhythm { period, steps, share: 1.0 };
+        self.collector.merge(events, true, Until::Seen { variants: 1 }, settings.max_steps);
+        let (allocations, steps) = (turns * self.period.allocations, turns * self.period.steps);
+        self.period = Period { allocations, steps, share: 1.0 };
         true
     }
 
     /// Where the steps begin.
     pub(crate) fn start(&self) -> Option<Start> {
-        Some(Start { rhythm: self.rhythm, boundary: self.merged + self.at? as u64 })
+        Some(Start { period: self.period, boundary: self.merged + self.at? as u64 })
     }
 
     /// What is to be planned.
-    pub(crate) fn needs(&self) -> Vec<Arc<StepProfile>> {
-        self.collector.needs(true)
+    pub(crate) fn profiles(&self) -> Vec<Arc<StepProfile>> {
+        self.collector.profiles(true)
     }
 }
 

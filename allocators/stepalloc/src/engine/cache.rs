@@ -4,12 +4,12 @@ use super::machine::{Action, Machine, Origin, Snapshot};
 use crate::lookup::Class;
 use crate::policy::*;
 use crate::profile::plan_file::Plans;
-use crate::profile::step_profile::TELLING;
+use crate::profile::step_profile::FINGERPRINT;
 use crate::switches::Watch;
 use core::mem;
 
 /// Allocations of a step after which it may still be served from cached plans.
-const BEGINNING: usize = 2 * TELLING;
+const BEGINNING: usize = 2 * FINGERPRINT;
 
 /// What is known of the plan file.
 pub(crate) enum Cache {
@@ -51,7 +51,7 @@ impl Machine {
         let waits = self.may_be_cached() && self.settings.enabled;
         if waits {
             // Where a step was marked before anything was allocated, nobody has asked for that.
-            self.act(Action::WakeAfterSizes(TELLING as u64));
+            self.act(Action::WakeAfterSizes(FINGERPRINT as u64));
         }
         self.observe(if waits { Watch::Sizes } else { Watch::Nothing });
     }
@@ -67,15 +67,17 @@ impl Machine {
     }
 
     /// Whether new plans go to the file.
-    pub(super) fn keeps(&self) -> bool {
+    pub(super) fn writes_cache(&self) -> bool {
         matches!(self.cache, Cache::Writable)
     }
 
     /// The variant by which the program was recognised, if it waits for a boundary to be served.
     pub(super) fn recognised(&self) -> Option<usize> {
         match self.cache {
-            Cache::Waiting { recognised: Some((_, kind)), .. } if self.is_idle() && self.plan.is_none() => {
-                Some(kind)
+            Cache::Waiting { recognised: Some((_, variant)), .. }
+                if self.is_idle() && self.plan.is_none() =>
+            {
+                Some(variant)
             }
             _ => None,
         }
@@ -91,24 +93,24 @@ impl Machine {
             return false;
         }
         let Cache::Waiting { plans, recognised, look } = &mut self.cache else { return false };
-        let usable = self.marked || plans.rhythm.is_some();
-        let found = plans.find(&now.sizes.newest(plans.longest())).filter(|_| usable);
+        let usable = self.marked || plans.period.is_some();
+        let place = plans.find(&now.sizes.newest(plans.longest())).filter(|_| usable);
         let logged = now.sizes.logged();
-        if let Some(place) = found {
+        if let Some(place) = place {
             let length = place.length as u64;
-            let (before, _) = *recognised.get_or_insert((logged, place.kind));
+            let (before, _) = *recognised.get_or_insert((logged, place.variant));
             let begins = place.at <= BEGINNING.min(place.length / 4) && logged - before >= length / 2;
             if begins || place.whole && logged - before >= length {
-                let running = plans.needs[place.kind].sequence[..place.at].to_vec();
-                self.serve_cached(place.kind, running);
+                let running = plans.profiles[place.variant].sequence[..place.at].to_vec();
+                self.serve_cached(place.variant, running);
                 return true;
             }
             // What repeats within its steps meanwhile are layers.
             *look = (*look).max(logged + 2 * length);
         }
-        let in_vain = match recognised {
-            Some((before, kind)) => {
-                logged - *before > CACHE_PERIODS * plans.needs[*kind].sequence.len() as u64
+        let is_given_up = match recognised {
+            Some((before, variant)) => {
+                logged - *before > CACHE_PERIODS * plans.profiles[*variant].sequence.len() as u64
             }
             None => logged > CACHE_PERIODS * plans.longest().max(CACHE_LEAST) as u64,
         };
@@ -119,16 +121,16 @@ impl Machine {
         }
         // Ever more rarely, as long as nothing is recognised.
         let pause = if recognised.is_some() { 0 } else { logged / CACHE_GROWTH };
-        if in_vain {
+        if is_given_up {
             self.drop_cached();
             return false;
         }
-        self.act(Action::WakeAfterSizes(pause.max(TELLING as u64)));
+        self.act(Action::WakeAfterSizes(pause.max(FINGERPRINT as u64)));
         !due
     }
 
     /// Puts the cached plans in force, in the midst of a step that has asked for `running` so far.
-    pub(super) fn serve_cached(&mut self, kind: usize, running: Vec<Class>) {
+    pub(super) fn serve_cached(&mut self, variant: usize, running: Vec<Class>) {
         let Cache::Waiting { plans, .. } = mem::replace(&mut self.cache, Cache::Writable) else { return };
         self.steps = self.steps.max(1);
         self.act(Action::Cache { plans: plans.clone(), write: false });
@@ -136,7 +138,7 @@ impl Machine {
             if self.marked {
                 proposal.ignore_begin();
             }
-            let origin = Origin::Cache { kind, running };
+            let origin = Origin::Cache { variant, running };
             self.act(Action::Install { proposal: Box::new(proposal), origin });
         }
     }

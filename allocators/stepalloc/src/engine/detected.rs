@@ -7,13 +7,13 @@
 
 use super::machine::{Action, Machine, MissWindow, Mode, Plan, Snapshot};
 use super::work::{Outcome, Work};
-use crate::detect::Found;
+use crate::detect::DetectedSteps;
 use crate::lookup::Class;
 use crate::policy::*;
-use crate::profile::step_profile::{TELLING, with_others};
+use crate::profile::step_profile::{FINGERPRINT, with_others};
 use crate::statistics::StepFigures;
 use crate::switches::Watch;
-use stepalloc_planner::{Rhythm, rhythm};
+use stepalloc_planner::{Period, period};
 
 impl Machine {
     /// The size log or the recorder has as much as was asked for.
@@ -43,42 +43,42 @@ impl Machine {
         if self.keeps_to_too_small(now) || now.sizes.is_of_one_size() {
             return self.found_nothing(now);
         }
-        let heard = now.sizes.look();
-        let sizes: Vec<u64> = heard.iter().map(|class| class.bytes()).collect();
-        let found = rhythm::find(&sizes);
-        let bytes = |rhythm: &Rhythm| sizes[sizes.len() - rhythm.period..].iter().sum::<u64>();
-        if self.plan.is_none() && found.is_some_and(|rhythm| bytes(&rhythm) < self.least_bytes()) {
+        let newest = now.sizes.sample();
+        let sizes: Vec<u64> = newest.iter().map(|class| class.bytes()).collect();
+        let found = period::find(&sizes);
+        let bytes = |period: &Period| sizes[sizes.len() - period.allocations..].iter().sum::<u64>();
+        if self.plan.is_none() && found.is_some_and(|period| bytes(&period) < self.least_bytes()) {
             self.too_small = found;
             return self.found_nothing(now);
         }
-        let found = found.map(|rhythm| {
+        let found = found.map(|period| {
             // Steps of sizes that do not come again are variants of their own.
-            if rhythm.repeats() { rhythm.repeated(LEAST_PERIOD) } else { rhythm }
+            if period.repeats() { period.repeated(LEAST_PERIOD) } else { period }
         });
         let news = found.filter(|found| match &self.plan {
-            Some(_) => self.is_news(found, &heard, now),
+            Some(_) => self.is_news(found, &newest, now),
             None => true,
         });
         let all = now.sizes.logged() as usize;
-        let followed = news.filter(|rhythm| self.vain.follows(rhythm, &sizes, all));
-        let Some(mut rhythm) = followed else { return self.found_nothing(now) };
-        let known = self.plan.as_ref().and_then(|plan| plan.start).map(|start| start.rhythm);
+        let followed = news.filter(|period| self.rejected.follows(period, &sizes, all));
+        let Some(mut period) = followed else { return self.found_nothing(now) };
+        let known = self.plan.as_ref().and_then(|plan| plan.start).map(|start| start.period);
         if let Some(known) = known.filter(|known| !known.repeats())
-            && rhythm.period.is_multiple_of(known.period)
+            && period.allocations.is_multiple_of(known.allocations)
         {
             // Step variants that take turns.
-            rhythm.steps = rhythm.steps.max(rhythm.period / known.period * known.steps);
+            period.steps = period.steps.max(period.allocations / known.allocations * known.steps);
         }
         self.drop_cached();
         let start = self.settings.start(false);
         if self.waited < start {
-            let wait = (start - self.waited).saturating_mul(rhythm.period as u64);
+            let wait = (start - self.waited).saturating_mul(period.allocations as u64);
             self.waited = start;
             return self.act(Action::WakeAfterSizes(wait));
         }
-        let found = Box::new(Found::new(rhythm, &sizes, all));
-        let needed = found.needed();
-        self.mode = Mode::Following { found, since: now.sizes.head() };
+        let detected = Box::new(DetectedSteps::new(period, &sizes, all));
+        let needed = detected.needed();
+        self.mode = Mode::Following { detected, since: now.sizes.head() };
         self.act(Action::WakeWhenGrown);
         self.act(Action::WakeAfterEvents(Some(needed)));
         self.act(Action::Record { serving: self.plan.is_some(), watch: Watch::All });
@@ -89,11 +89,11 @@ impl Machine {
         LEAST_STEP * self.settings.min_bytes as u64
     }
 
-    /// Whether the program still keeps to a period that was found to be too small, which is told by little of the log.
+    /// Whether the program still repeats with a period that was too small to plan. The newest part of the size log decides.
     fn keeps_to_too_small(&mut self, now: &Snapshot<'_>) -> bool {
-        self.too_small = self.too_small.filter(|rhythm| {
-            let newest = now.sizes.newest(1 + rhythm.period + rhythm.period.max(rhythm::EVIDENCE));
-            rhythm.holds(&newest.iter().map(|class| class.bytes()).collect::<Vec<u64>>())
+        self.too_small = self.too_small.filter(|period| {
+            let newest = now.sizes.newest(1 + period.allocations + period.allocations.max(period::EVIDENCE));
+            period.holds(&newest.iter().map(|class| class.bytes()).collect::<Vec<u64>>())
         });
         self.too_small.is_some()
     }
@@ -110,7 +110,7 @@ impl Machine {
             self.observe(Watch::Nothing);
         }
         if self.may_be_cached() {
-            self.act(Action::WakeAfterSizes(TELLING as u64));
+            self.act(Action::WakeAfterSizes(FINGERPRINT as u64));
         } else {
             self.act(Action::WakeWhenGrown);
         }
@@ -119,36 +119,37 @@ impl Machine {
     /// Whether a period calls for plans other than those in force: these leave something over, and no variant has its sizes, or it is
     /// longer, and not by contours alone. (The same period is found again where a program has left its plan for a while; a shorter one,
     /// of layers, within each step; and a longer one where step variants take turns.)
-    fn is_news(&mut self, found: &Rhythm, heard: &[Class], now: &Snapshot<'_>) -> bool {
+    fn is_news(&mut self, found: &Period, newest: &[Class], now: &Snapshot<'_>) -> bool {
         let Some(plan) = &self.plan else { return true };
         let Some(start) = plan.start else { return true };
         // What was planned may be a layer of the step, also where it serves the rest of the step as well. (Several turns of variants are
         // no step of layers.)
         let step_of_layers = found.repeats()
-            && start.rhythm.repeats()
-            && found.period > start.rhythm.period
-            && found.period <= LAYERS * start.rhythm.period;
+            && start.period.repeats()
+            && found.allocations > start.period.allocations
+            && found.allocations <= LAYERS * start.period.allocations;
         let same_steps = !found.repeats()
-            && found.period > start.rhythm.period
-            && found.period.is_multiple_of(start.rhythm.period);
+            && found.allocations > start.period.allocations
+            && found.allocations.is_multiple_of(start.period.allocations);
         if same_steps || plan.fits() && !step_of_layers {
             return false;
         }
-        let newest = &heard[heard.len().saturating_sub(found.period)..];
-        let bytes: u64 = newest.iter().map(|class| class.bytes()).sum();
-        let Some((best, missing)) = now.matcher.best(newest) else { return true };
+        let last = &newest[newest.len().saturating_sub(found.allocations)..];
+        let bytes: u64 = last.iter().map(|class| class.bytes()).sum();
+        let Some((best, missing)) = now.matcher.best(last) else { return true };
         if (bytes - missing) * 100 < bytes * KNOWN_PERCENT
-            || found.period > start.rhythm.period && plan.window.misses_more_than(MISSES_TOLERATED_EARLY)
+            || found.allocations > start.period.allocations
+                && plan.window.misses_more_than(MISSES_TOLERATED_EARLY)
         {
             return true;
         }
         // Its beginning was missed, perhaps.
         let missed = plan.window.steps == 0 || plan.window.misses_more_than(MISSES_TOLERATED);
         let profile = plan.profiles.get(best).filter(|_| missed);
-        let place = profile.and_then(|profile| Some((profile, profile.place(heard)?.1)));
+        let place = profile.and_then(|profile| Some((profile, profile.place(newest)?.1)));
         if let Some((profile, at)) = place {
             let running = profile.sequence[..at].to_vec();
-            self.act(Action::Resume { kind: best, running });
+            self.act(Action::Resume { variant: best, running });
         }
         false
     }
@@ -161,26 +162,26 @@ impl Machine {
         if !now.recorder.wakes() {
             return self.act(Action::WakeWhenGrown);
         }
-        if let Mode::Following { found, since } = core::mem::replace(&mut self.mode, Mode::Idle) {
+        if let Mode::Following { detected, since } = core::mem::replace(&mut self.mode, Mode::Idle) {
             let end = now.recorder.head();
             let here = now.recorder.unread(end) <= EVENTS_HERE;
             if !here {
                 self.come_back_soon();
             }
-            self.work(Work::Follow { found, end, settings: self.settings }, here, since);
+            self.work(Work::Follow { detected, end, settings: self.settings }, here, since);
         }
     }
 
     pub(super) fn worked_on_detected(&mut self, outcome: Outcome, since: u64, now: &Snapshot<'_>) {
         match outcome {
             // Enough.
-            Outcome::Follow(found, 0) => {
-                let Some(start) = found.start() else { return self.lose() };
-                let profiles = with_others(found.needs(), &self.profiles_by_use(now));
+            Outcome::Follow(detected, 0) => {
+                let Some(start) = detected.start() else { return self.lose() };
+                let profiles = with_others(detected.profiles(), &self.profiles_by_use(now));
                 self.work(Work::Plan { profiles, start: Some(start) }, true, since);
             }
-            Outcome::Follow(found, allocations) => {
-                self.mode = Mode::Following { found, since };
+            Outcome::Follow(detected, allocations) => {
+                self.mode = Mode::Following { detected, since };
                 self.act(Action::WakeAfterEvents(Some(allocations)));
             }
             Outcome::Hard { profiles, start } => {
@@ -192,7 +193,7 @@ impl Machine {
             }
             Outcome::Plan(Some(proposal)) if proposal.blocks == 0 => self.lose(),
             Outcome::Plan(Some(proposal)) if self.plan.is_none() && proposal.bytes() < self.least_bytes() => {
-                self.too_small = proposal.found.map(|start| start.rhythm);
+                self.too_small = proposal.start.map(|start| start.period);
                 self.lose();
             }
             Outcome::Plan(Some(proposal)) => {
@@ -207,7 +208,7 @@ impl Machine {
 
     /// There is no period after all, or nothing in it to plan.
     fn lose(&mut self) {
-        self.vain.lose();
+        self.rejected.reject();
         self.act(Action::WakeAfterEvents(None));
         self.act(Action::DropEvents);
         self.observe(Watch::Sizes);
@@ -223,17 +224,18 @@ impl Machine {
     /// Counts what the running step has allocated already, when a plan has come into force in its midst.
     pub(super) fn count_running(&mut self, since: u64, now: &Snapshot<'_>) {
         let Some(start) = self.plan.as_ref().and_then(|plan| plan.start) else { return };
-        let heard = now.sizes.classes(since);
-        let running = start.running(&heard).to_vec();
-        let kind = now.matcher.best(&running).map_or(0, |(kind, _)| kind);
-        self.act(Action::Resume { kind, running });
+        let classes = now.sizes.classes(since);
+        let running = start.running(&classes).to_vec();
+        let variant = now.matcher.best(&running).map_or(0, |(variant, _)| variant);
+        self.act(Action::Resume { variant, running });
     }
 
     /// Goes on looking beside a plan that has come into force just now.
     pub(super) fn detect_beside(&mut self, now: &Snapshot<'_>) {
         self.miss_limit = self.misses_in_a_step();
         let Some(plan) = &mut self.plan else { return };
-        let logged = now.sizes.logged().max(4 * plan.start.map_or(0, |start| start.rhythm.period as u64));
+        let logged =
+            now.sizes.logged().max(4 * plan.start.map_or(0, |start| start.period.allocations as u64));
         // Where nothing was missed, the beginning of the running step is known.
         plan.window.steps = 1;
         (plan.cutoff, plan.early_cutoff) = ((CUTOFF_GROWTH * logged).min(DETECTION_CUTOFF), 2 * logged);
@@ -259,7 +261,7 @@ impl Machine {
     /// Steps that a detected boundary ends.
     pub(super) fn steps_in_period(&self) -> u64 {
         let start = self.plan.as_ref().and_then(|plan| plan.start);
-        start.map_or(1, |start| start.rhythm.steps as u64)
+        start.map_or(1, |start| start.period.steps as u64)
     }
 
     /// Whether a period may be there that serves more, after some steps of which a part missed: what was taken for the step was a layer of

@@ -12,7 +12,7 @@ use super::{ENGINE, Engine, enter, trim};
 use crate::heap::HEAP;
 use crate::lookup::misses::MISSES;
 use crate::os;
-
+use crate::reentrant;
 use crate::settings::{HugePages, Settings};
 use crate::switches::{self, STATE};
 use core::ffi::c_void;
@@ -40,7 +40,7 @@ static RELEASES: AtomicU64 = AtomicU64::new(0);
 /// without a request of planned size.
 pub fn release() -> usize {
     os::keeping_errno(|| {
-        switches::inside(|| {
+        reentrant::guard(|| {
             let bytes = give_back() + HEAP.give_back(u64::MAX);
             HEAP.arena_holds(STATE.arena.occupied_bytes());
             trim();
@@ -146,7 +146,7 @@ impl Naps {
 /// The thread. A panic in it ends planning, as anywhere in the engine.
 extern "C" fn look(seconds: *mut c_void) -> *mut c_void {
     if panic::catch_unwind(|| give_back_when_idle(seconds.addr() as u64)).is_err() {
-        switches::inside(|| ENGINE.with(None, Engine::stop));
+        reentrant::guard(|| ENGINE.with(None, Engine::stop));
     }
     ptr::null_mut()
 }

@@ -8,7 +8,7 @@
 
 use super::work::{Outcome, Work};
 use crate::backend::Retention;
-use crate::detect::{Found, Vain};
+use crate::detect::{DetectedSteps, RejectedPeriods};
 use crate::lookup::{Class, Matcher};
 use crate::policy::*;
 use crate::profile::collector::Collector;
@@ -22,7 +22,7 @@ use crate::statistics::{Phase, StepFigures};
 use crate::switches::Watch;
 use core::mem;
 use std::sync::Arc;
-use stepalloc_planner::Rhythm;
+use stepalloc_planner::Period;
 
 /// What happened.
 pub(crate) enum Event {
@@ -86,7 +86,7 @@ pub(crate) enum Action {
     /// Last: puts a plan in force.
     Install { proposal: Box<Proposal>, origin: Origin },
     /// Continues a step of this variant, which has asked for these classes so far.
-    Resume { kind: usize, running: Vec<Class> },
+    Resume { variant: usize, running: Vec<Class> },
     /// Steps are marked: how they begin no longer counts.
     IgnoreBegin,
     /// [`Event::PeriodLost`] is wanted after so many slot misses in a step.
@@ -110,7 +110,7 @@ pub(crate) enum Origin {
     /// From steps recorded since so many allocations; what the plan file is to hold, where there is one.
     Learned { since: u64, plans: Option<Box<Plans>> },
     /// From the plan file: the step that is running, and what it has asked for.
-    Cache { kind: usize, running: Vec<Class> },
+    Cache { variant: usize, running: Vec<Class> },
 }
 
 /// What is being learned.
@@ -120,7 +120,7 @@ pub(super) enum Mode {
     /// Marked steps are recorded.
     Recording(Box<Collector>),
     /// Detected steps are recorded, since so many allocations in the size log.
-    Following { found: Box<Found>, since: u64 },
+    Following { detected: Box<DetectedSteps>, since: u64 },
     /// Work is under way; meanwhile marked steps ended at these events.
     Working { ends: Vec<u64>, since: u64 },
 }
@@ -221,9 +221,9 @@ pub(crate) struct Machine {
     /// What is known of the plan file.
     pub(super) cache: super::cache::Cache,
     /// A period whose steps are too small to be worth a plan.
-    pub(super) too_small: Option<Rhythm>,
-    /// Periods that were followed in vain.
-    pub(super) vain: Vain,
+    pub(super) too_small: Option<Period>,
+    /// Periods that were followed and rejected.
+    pub(super) rejected: RejectedPeriods,
     /// Detected steps waited for, as START says.
     pub(super) waited: u64,
     /// Steps after which it is asked whether another period serves more.
@@ -250,7 +250,7 @@ impl Machine {
             concurrent: 0,
             cache: super::cache::Cache::Unknown,
             too_small: None,
-            vain: Vain::new(),
+            rejected: RejectedPeriods::new(),
             waited: 0,
             tried_for: TRIED_STEPS,
             miss_limit: u32::MAX,
@@ -344,8 +344,8 @@ impl Machine {
             return;
         }
         self.settle(now);
-        if let Some(kind) = self.recognised() {
-            return self.serve_cached(kind, Vec::new());
+        if let Some(variant) = self.recognised() {
+            return self.serve_cached(variant, Vec::new());
         }
         match mem::replace(&mut self.mode, Mode::Idle) {
             Mode::Recording(_) if self.is_concurrent() => self.stop_serving(now),
@@ -509,7 +509,7 @@ impl Machine {
             Outcome::Unalike => self.refuse(now),
             // Of steps that were detected before the program marked any.
             Outcome::Follow(..) | Outcome::Lost => {}
-            Outcome::Plan(Some(proposal)) if proposal.found.is_some() => {}
+            Outcome::Plan(Some(proposal)) if proposal.start.is_some() => {}
             Outcome::Plan(proposal) => {
                 self.act(Action::DropEvents);
                 match proposal {
@@ -521,7 +521,7 @@ impl Machine {
     }
 
     pub(super) fn install(&mut self, proposal: Box<Proposal>, since: u64) {
-        let plans = self.keeps().then(|| Box::new(proposal.to_keep(self.settings.min_bytes)));
+        let plans = self.writes_cache().then(|| Box::new(proposal.to_cache(self.settings.min_bytes)));
         self.act(Action::Install { proposal, origin: Origin::Learned { since, plans } });
     }
 
@@ -530,12 +530,12 @@ impl Machine {
         self.patience.wait(self.running());
         self.plan = Some(Plan {
             since: self.running(),
-            start: proposal.found,
+            start: proposal.start,
             lower_bound: proposal.lower_bound,
             blocks: proposal.blocks,
             beyond_limit,
             is_cached: matches!(origin, Origin::Cache { .. }),
-            profiles: proposal.needs,
+            profiles: proposal.profiles,
             ..Plan::new(now.pressures)
         });
         self.fill();
@@ -551,7 +551,7 @@ impl Machine {
                     self.count_running(since, now);
                 }
             }
-            Origin::Cache { kind, running } => self.act(Action::Resume { kind, running }),
+            Origin::Cache { variant, running } => self.act(Action::Resume { variant, running }),
         }
         if !self.marked {
             self.detect_beside(now);

@@ -28,6 +28,7 @@ use crate::record::journal::{self, Journal};
 use crate::record::recorder::RECORDER;
 use crate::record::size_log::SIZE_LOG;
 use crate::record::tracer;
+use crate::reentrant;
 use crate::settings::{self, HugePages, Settings};
 use crate::statistics::{History, Phase, Statistics, StepFigures};
 use crate::switches::{self, MISS_LIMIT, MISSES_IN_STEP, STATE};
@@ -78,7 +79,7 @@ struct Engine {
     cached: Option<Box<Plans>>,
     /// Work in a thread of its own.
     beside: Option<JoinHandle<Outcome>>,
-    /// What the backend was told last.
+    /// The backend's current retention.
     retention: Retention,
     history: History,
     journal: Journal,
@@ -103,7 +104,7 @@ pub(crate) fn boundary_among(concurrent: bool) {
 
 /// A snapshot of what the allocator does in this process.
 pub fn statistics() -> Statistics {
-    switches::inside(|| ENGINE.with(None, |engine| engine.statistics()))
+    reentrant::guard(|| ENGINE.with(None, |engine| engine.statistics()))
         .unwrap_or_else(|| Engine::new().statistics())
 }
 
@@ -117,7 +118,7 @@ pub fn initialise() {
 /// [`StatisticAllocator`](crate::StatisticAllocator) in some of its ways to run only. Best called first in `main`; no settings are
 /// read, nothing is traced, and no figures are written at the end then. What a plan has served stays where it is until it is freed.
 pub fn disable() {
-    os::keeping_errno(|| switches::inside(|| ENGINE.with(None, Engine::disable)));
+    os::keeping_errno(|| reentrant::guard(|| ENGINE.with(None, Engine::disable)));
 }
 
 /// The phase now. A plan that serves is "planned" even while the next one is being made.
@@ -184,7 +185,7 @@ pub(crate) fn open_heap() {
 /// Runs `body` with the engine, after what a fork has left to be done. A panic ends planning.
 fn enter<R>(attempts: Option<u32>, body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
     os::keeping_errno(|| {
-        switches::inside(|| {
+        reentrant::guard(|| {
             let guarded = |engine: &mut Engine| {
                 // What a panic leaves half changed, `stop` replaces.
                 let result = panic::catch_unwind(AssertUnwindSafe(|| {
@@ -224,7 +225,7 @@ impl Engine {
             self.machine.settings = Settings::from_environment();
             self.rank = os::rank();
             process::install_handlers();
-            settings::all_said();
+            settings::all_reported();
         }
         self.machine.settings
     }
@@ -278,7 +279,7 @@ impl Engine {
             }
             Action::Run { work, here } => return self.run(work, here),
             Action::Install { proposal, origin } => return Some(self.install(proposal, origin)),
-            Action::Resume { kind, running } => STATE.matcher.resume(kind, &running),
+            Action::Resume { variant, running } => STATE.matcher.resume(variant, &running),
             Action::IgnoreBegin => STATE.matcher.ignore_begin(),
             Action::LimitMisses(limit) => MISS_LIMIT.store(limit, Relaxed),
             Action::DropMisses => {
@@ -333,7 +334,7 @@ impl Engine {
         let started = os::with_signals_blocked(|| {
             thread::Builder::new()
                 .name("stepalloc".into())
-                .spawn(move || switches::inside(|| run(take(&beside), Place::Beside)))
+                .spawn(move || reentrant::guard(|| run(take(&beside), Place::Beside)))
         });
         match started {
             Ok(thread) => {
@@ -522,7 +523,7 @@ impl Engine {
             phase: machine.phase(),
             stopped: self.stopped,
             marked: machine.marked,
-            period_allocations: plan.and_then(|plan| plan.start).map(|start| start.rhythm.period as u64),
+            period_allocations: plan.and_then(|plan| plan.start).map(|start| start.period.allocations as u64),
             steps: machine.steps,
             planned_at_step: plan.map(|plan| plan.since),
             plans: machine.plans,

@@ -6,6 +6,7 @@ use crate::os::{self, Text};
 use crate::profile::plan_file;
 use crate::record::size_log::SIZE_LOG;
 use crate::record::tracer;
+use crate::reentrant;
 use crate::settings;
 use crate::statistics::JSON_BYTES;
 use crate::switches;
@@ -13,7 +14,7 @@ use core::ffi::CStr;
 use core::fmt::Write;
 use core::sync::atomic::{AtomicU8, Ordering::*};
 use std::sync::Arc;
-use stepalloc_planner::rhythm;
+use stepalloc_planner::period;
 
 /// The lock is waited for at most this often at the end of the process, when its holder may be gone.
 const EXIT_ATTEMPTS: u32 = 1000;
@@ -40,7 +41,7 @@ pub(super) fn forked() -> Option<bool> {
 
 /// Installs what the settings ask for.
 pub(super) fn install_handlers() {
-    lock::tell_children_apart();
+    lock::distinguish_children();
     handle_forks();
     if os::environment(c"STEPALLOC_JSON").is_some_and(|path| !path.is_empty()) {
         os::at_exit(write_json_file);
@@ -54,7 +55,9 @@ pub(super) fn install_handlers() {
     if let Some(signal) = settings::statistics_signal()
         && !os::on_signal(signal, log_statistics)
     {
-        os::say(format_args!("STEPALLOC_STATS_SIGNAL: the system refuses a handler for signal {signal}"));
+        os::log_stderr(format_args!(
+            "STEPALLOC_STATS_SIGNAL: the system refuses a handler for signal {signal}"
+        ));
     }
 }
 
@@ -78,7 +81,7 @@ extern "C" fn write_json_file() {
     let mut text = Text::<JSON_BYTES>::new();
     let snapshot = ENGINE.with(Some(EXIT_ATTEMPTS), |engine| engine.statistics());
     let Some(snapshot) =
-        snapshot.filter(|snapshot| snapshot.steps > 0 || SIZE_LOG.logged() >= rhythm::EVIDENCE as u64)
+        snapshot.filter(|snapshot| snapshot.steps > 0 || SIZE_LOG.logged() >= period::EVIDENCE as u64)
     else {
         return;
     };
@@ -91,7 +94,10 @@ extern "C" fn write_json_file() {
     path[..value.len()].copy_from_slice(value);
     let Ok(name) = CStr::from_bytes_until_nul(&path) else { return };
     if !os::append(name, text.as_bytes()) {
-        os::say(format_args!("STEPALLOC_JSON={}: cannot be written", name.to_str().unwrap_or("(not UTF-8)")));
+        os::log_stderr(format_args!(
+            "STEPALLOC_JSON={}: cannot be written",
+            name.to_str().unwrap_or("(not UTF-8)")
+        ));
     }
 }
 
@@ -118,19 +124,19 @@ extern "C" fn write_cache_by_use() {
         let (Some(file), Some(plans)) = (&mut engine.file, &engine.cached) else { return };
         let mut order: Vec<(u64, usize)> = switches::STATE.matcher.unused().zip(0..).collect();
         order.sort_unstable();
-        if order.len() != plans.needs.len() {
+        if order.len() != plans.profiles.len() {
             return;
         }
-        if order.is_sorted_by_key(|&(_, kind)| kind) {
+        if order.is_sorted_by_key(|&(_, variant)| variant) {
             if !file.is_as_seen() {
                 file.write(plans);
             }
             return;
         }
         let mut sorted = plan_file::Plans::clone(plans);
-        sorted.needs = order.iter().map(|&(_, kind)| Arc::clone(&plans.needs[kind])).collect();
-        sorted.offsets = order.iter().map(|&(_, kind)| plans.offsets[kind].clone()).collect();
+        sorted.profiles = order.iter().map(|&(_, variant)| Arc::clone(&plans.profiles[variant])).collect();
+        sorted.offsets = order.iter().map(|&(_, variant)| plans.offsets[variant].clone()).collect();
         file.write(&sorted);
     };
-    switches::inside(|| ENGINE.with(Some(EXIT_ATTEMPTS), write));
+    reentrant::guard(|| ENGINE.with(Some(EXIT_ATTEMPTS), write));
 }

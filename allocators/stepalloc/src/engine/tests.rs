@@ -110,7 +110,7 @@ impl Simulation {
                 assert!(unsafe { self.matcher.install(&self.arena, &proposal.tables(), &proposal.cut) });
                 return Some(Event::Installed { proposal, origin, beyond_limit: 0 });
             }
-            Action::Resume { kind, running } => self.matcher.resume(kind, &running),
+            Action::Resume { variant, running } => self.matcher.resume(variant, &running),
             Action::IgnoreBegin => self.matcher.ignore_begin(),
             Action::LimitMisses(limit) => self.miss_limit = limit,
             Action::DropMisses => self.misses = 0,

@@ -1,6 +1,6 @@
 //! Work that takes longer than a boundary may: merging recorded steps, cutting them, planning.
 
-use crate::detect::{Followed, Found};
+use crate::detect::{DetectedSteps, Followed};
 use crate::policy::{BLOCKS_HERE, GOOD_BYTES, GOOD_RESIDENT_SHARE, GOOD_SHARE};
 use crate::profile::collector::Collector;
 use crate::profile::proposal::Proposal;
@@ -15,7 +15,7 @@ pub(crate) enum Work {
     /// Merges marked steps, which ended at these events; beside the program, plans them where they are enough.
     Merge { collector: Box<Collector>, ends: Vec<u64>, settings: Settings, others: Vec<Arc<StepProfile>> },
     /// Cuts the events up to `end` into steps.
-    Follow { found: Box<Found>, end: u64, settings: Settings },
+    Follow { detected: Box<DetectedSteps>, end: u64, settings: Settings },
     /// Plans step variants.
     Plan { profiles: Vec<Arc<StepProfile>>, start: Option<Start> },
 }
@@ -29,7 +29,7 @@ pub(crate) enum Outcome {
     /// Enough were seen to say that steps do not repeat.
     Unalike,
     /// So many more allocations of detected steps are wanted; 0 where they are enough.
-    Follow(Box<Found>, u64),
+    Follow(Box<DetectedSteps>, u64),
     /// There is no period to follow.
     Lost,
     /// To be planned beside the program.
@@ -68,7 +68,7 @@ impl Work {
                 if !ends.iter().any(|&end| collector.step(means.recorder, end, &settings)) {
                     return Outcome::More(collector);
                 }
-                let profiles = collector.needs(false);
+                let profiles = collector.profiles(false);
                 match means.place {
                     _ if collector.is_unalike(&profiles) => Outcome::Unalike,
                     Place::Beside => {
@@ -77,11 +77,13 @@ impl Work {
                     Place::Here | Place::HereOnly => Outcome::Enough(profiles),
                 }
             }
-            Self::Follow { mut found, end, settings } => match found.follow(means.recorder, end, &settings) {
-                Followed::More(allocations) => Outcome::Follow(found, allocations.max(1)),
-                Followed::Enough => Outcome::Follow(found, 0),
-                Followed::Lost => Outcome::Lost,
-            },
+            Self::Follow { mut detected, end, settings } => {
+                match detected.follow(means.recorder, end, &settings) {
+                    Followed::More(allocations) => Outcome::Follow(detected, allocations.max(1)),
+                    Followed::Enough => Outcome::Follow(detected, 0),
+                    Followed::Lost => Outcome::Lost,
+                }
+            }
             Self::Plan { profiles, start } => {
                 let planned = match means.place {
                     Place::Here => match easy_plan(&profiles, means) {
@@ -92,7 +94,7 @@ impl Work {
                     Place::Beside => plan(profiles, Effort::Normal, means),
                 };
                 Outcome::Plan(planned.map(|mut plan| {
-                    plan.found = start;
+                    plan.start = start;
                     plan
                 }))
             }
@@ -116,7 +118,10 @@ fn plan(profiles: Vec<Arc<StepProfile>>, effort: Effort, means: Means<'_>) -> Op
     let over = quick.bytes().saturating_sub(quick.lower_bound);
     let good = quick.optimal
         || over <= (quick.lower_bound / GOOD_SHARE).max(means.resident / GOOD_RESIDENT_SHARE).max(GOOD_BYTES);
-    let plan =
-        if good || effort == Effort::Quick { quick } else { Proposal::of(quick.needs, effort, means.shift)? };
+    let plan = if good || effort == Effort::Quick {
+        quick
+    } else {
+        Proposal::of(quick.profiles, effort, means.shift)?
+    };
     Some(Box::new(plan))
 }

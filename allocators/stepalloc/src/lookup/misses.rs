@@ -1,4 +1,4 @@
-//! Misses: blocks of planned size that found no slot, how many and why.
+//! Slot misses: blocks of planned size that found no slot, how many and why.
 //!
 //! Only what misses is counted one by one; what finds its slot costs nothing here. Sums are those of the running step and
 //! taken at its boundary; the reasons, by size, are those since the plan in force serves.
@@ -8,7 +8,7 @@ use super::counter::Counter;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Those of the process.
+/// The slot misses of the process.
 pub(crate) static MISSES: Misses = Misses {
     counted: Counter::new(),
     gap: Counter::new(),
@@ -18,12 +18,12 @@ pub(crate) static MISSES: Misses = Misses {
     others: Entry::new(),
 };
 
-/// Sizes told apart, as a power of two.
+/// Sizes counted apart, as a power of two.
 const PLACES: usize = 256;
 /// Places looked at for one of them.
 const TRIES: usize = 8;
-/// Misses that are told.
-pub const TOLD: usize = 16;
+/// Slot misses that are reported.
+pub const REPORTED: usize = 16;
 
 /// Why a block found no slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +35,7 @@ pub enum Reason {
     Busy = 2,
     /// The plan has slots of nearly that size only.
     Size = 3,
-    /// Another kind of step has slots of that size: the steps came in another order than expected.
+    /// Another step variant has slots of that size: the steps came in another order than expected.
     OtherOrder = 4,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Display for Reason {
 pub struct Miss {
     /// Why.
     pub reason: Reason,
-    /// Bytes of each, rounded up to 64; 0 for all sizes that are not told apart.
+    /// Bytes of each, rounded up to 64; 0 for all sizes that are not counted apart.
     pub size: u64,
     /// Blocks that a gap of the arena served.
     pub gap_allocations: u64,
@@ -146,10 +146,10 @@ impl Misses {
         }
     }
 
-    /// Those of the most bytes, the largest first, and those of sizes that are not told apart. `is_alike` says whether the
+    /// The misses of the most bytes, the largest first, and those of sizes that are not counted apart. `is_alike` says whether the
     /// plan has slots of nearly the size of a class that it does not know.
-    pub(crate) fn largest(&self, is_alike: impl Fn(Class) -> bool) -> [Option<Miss>; TOLD] {
-        let mut largest = [None; TOLD];
+    pub(crate) fn largest(&self, is_alike: impl Fn(Class) -> bool) -> [Option<Miss>; REPORTED] {
+        let mut largest = [None; REPORTED];
         for entry in self.reasons.iter().chain([&self.others]) {
             let key = entry.key.load(Relaxed);
             let class = Class::from_bits(key & ((1 << CLASS_BITS) - 1));
@@ -168,7 +168,7 @@ impl Misses {
             }
             let bytes = |miss: &Option<Miss>| miss.map_or(0, |miss| miss.bytes());
             let at = largest.partition_point(|known| known.is_some() && bytes(known) >= miss.bytes());
-            if at < TOLD {
+            if at < REPORTED {
                 largest[at..].rotate_right(1);
                 largest[at] = Some(miss);
             }
@@ -202,14 +202,14 @@ mod tests {
         OWN.add(class(1 << 20), Reason::Busy, true);
         OWN.add(class(4096), Reason::NoSlot, false);
         OWN.add(class(8192), Reason::NoSlot, false);
-        let told = OWN.largest(|class| class.bytes() == 8192);
+        let reported = OWN.largest(|class| class.bytes() == 8192);
         let miss = |reason, size, gap_allocations, fallback_allocations| {
             Some(Miss { reason, size, gap_allocations, fallback_allocations })
         };
-        assert_eq!(told[0], miss(Reason::Busy, 1 << 20, 1, 3));
-        assert_eq!(told[1], miss(Reason::Size, 8192, 0, 1));
-        assert_eq!(told[2], miss(Reason::NoSlot, 4096, 0, 1));
-        assert_eq!(told[3], None);
+        assert_eq!(reported[0], miss(Reason::Busy, 1 << 20, 1, 3));
+        assert_eq!(reported[1], miss(Reason::Size, 8192, 0, 1));
+        assert_eq!(reported[2], miss(Reason::NoSlot, 4096, 0, 1));
+        assert_eq!(reported[3], None);
         assert_eq!((OWN.fallback.get().allocations, OWN.gap.get().bytes), (5, 1 << 20));
         for size in 1..1000 {
             OWN.add(class(size * 64), Reason::NoSlot, false);
@@ -222,6 +222,6 @@ mod tests {
             .sum();
         assert_eq!(counted, 6 + 999);
         OWN.forget_reasons();
-        assert_eq!(OWN.largest(|_| false), [None; TOLD]);
+        assert_eq!(OWN.largest(|_| false), [None; REPORTED]);
     }
 }

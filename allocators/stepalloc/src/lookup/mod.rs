@@ -5,10 +5,10 @@
 //! plan. Allocations of other classes do not disturb it, threads race through it with one atomic addition, and a step
 //! that repeats exactly hits every slot.
 //!
-//! A program may repeat several *kinds* of steps: sequences of other lengths, training and evaluation. Each kind has a
-//! table, all of them over the same cells of one arena, and one is at hand. The kind that followed last time is expected;
-//! a request that it has no slot for is looked for in the others, and one that explains the step so far is at hand from
-//! then on. Nothing of this is done on the way of a request that finds its slot.
+//! A program may repeat several *variants* of its step: sequences of other lengths, training and evaluation. Each variant has a
+//! table, all of them over the same cells of one arena, and one table is current. The variant that followed last time is
+//! expected. A request without a slot in it is looked up in the others, and a table that explains the step so far becomes
+//! current. Nothing of this is done on the way of a request that finds its slot.
 //!
 //! What the tables say is a proposal only, checked by the arena. A table never changes but for its counters. When new
 //! plans replace it, its pages are given back to the system: a thread that still reads it finds zeros, which is to say no
@@ -29,10 +29,10 @@ mod table;
 pub(crate) use class::Class;
 use table::{ClassEntry, NO_TABLE, Table};
 
-/// Kinds of steps that are kept at most.
-pub(crate) const KINDS: usize = 8;
-/// Slots of one class that are tried when the proposed one is busy. Under threads that race, a free one is found
-/// after a few; a class with so many busy slots has overflowed, and a gap is found faster.
+/// Upper bound of the step variants planned.
+pub(crate) const VARIANTS: usize = 8;
+/// Slots of one class that are tried when the proposed one is occupied. Under threads that race, a free one is found
+/// after a few; a class with so many occupied slots has overflowed, and a gap is found faster.
 const OTHER_SLOTS_TRIED: u32 = 256;
 
 /// What a plan proposes for one class: its slots by number in the step. `None` is a block that the plan leaves to the
@@ -52,13 +52,13 @@ impl ClassSlots {
     }
 }
 
-/// What a plan says to the matcher of one kind of step.
+/// What the matcher takes of one step variant's plan.
 #[derive(Clone, Copy)]
 pub(crate) struct Tables<'a> {
     pub(crate) classes: &'a [ClassSlots],
     /// Smallest and largest size of each family, disjoint and ascending; its class is that of the largest.
     pub(crate) families: &'a [(u64, u64)],
-    /// How steps are known that nobody marks.
+    /// How the beginning of a detected step is recognised.
     pub(crate) begin: Option<Begin>,
 }
 
@@ -77,8 +77,8 @@ pub(crate) enum Match {
     Over(u64),
 }
 
-/// How a step is known to begin that nobody marks: all its allocations of this class were counted, and most of the
-/// others.
+/// How the beginning of a detected step is recognised: all the last step's allocations of this class were counted, and most
+/// of the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Begin {
     /// The class of a step's first allocation.
@@ -89,10 +89,10 @@ pub(crate) struct Begin {
 
 /// A step may lack one part in this many of its allocations and still be over.
 const LACKING: u64 = 8;
-/// Another kind may leave one part in this many of a step's bytes without a slot and still explain it.
+/// Another variant may leave one part in this many of a step's bytes without a slot and still explain it.
 const UNEXPLAINED: u64 = 8;
 
-/// Sizes within one part in this many of each other are nearly the same, as for a rhythm.
+/// Sizes within one part in this many of each other are nearly the same, as for a period.
 const ALIKE: u64 = 16;
 
 /// The answer of [`Matcher::claim_quickly`].
@@ -119,17 +119,17 @@ pub(crate) struct Seen {
 
 /// The tables of the plans in force.
 pub(crate) struct Matcher {
-    /// That of the kind at hand.
+    /// The current table.
     current: AtomicPtr<Table>,
-    /// Those of all kinds, and null.
-    kinds: [AtomicPtr<Table>; KINDS],
-    /// That of the step that ended last; null before any has.
+    /// The tables of all variants, then null.
+    tables: [AtomicPtr<Table>; VARIANTS],
+    /// The table of the step that ended last; null before any has.
     before: AtomicPtr<Table>,
     /// The number of the step: it is another after each boundary.
     steps: AtomicU64,
-    /// Requests of this step for which another kind was to be looked for.
+    /// Requests of this step for which another variant was to be looked for.
     sought: AtomicU32,
-    /// Bytes of those whose class the kind at hand does not know.
+    /// Bytes of the requests whose class the current table does not know.
     unknown_bytes: AtomicU64,
 }
 
@@ -143,7 +143,7 @@ impl Matcher {
         let none = (&raw const NO_TABLE).cast::<Table>().cast_mut();
         Self {
             current: AtomicPtr::new(none),
-            kinds: [const { AtomicPtr::new(ptr::null_mut()) }; KINDS],
+            tables: [const { AtomicPtr::new(ptr::null_mut()) }; VARIANTS],
             before: AtomicPtr::new(ptr::null_mut()),
             steps: AtomicU64::new(0),
             sought: AtomicU32::new(0),
@@ -157,10 +157,10 @@ impl Matcher {
         unsafe { &*self.current.load(Acquire) }
     }
 
-    /// The tables of all kinds.
-    fn kinds(&self) -> impl Iterator<Item = &Table> {
+    /// The tables of all variants.
+    fn tables(&self) -> impl Iterator<Item = &Table> {
         // SAFETY: null, or a mapping made by `Table::map`, which is never unmapped.
-        self.kinds.iter().filter_map(|table| unsafe { table.load(Acquire).as_ref() })
+        self.tables.iter().filter_map(|table| unsafe { table.load(Acquire).as_ref() })
     }
 
     /// Looks up a request, counts it in its class and claims the slot planned for it, if that is quickly done.
@@ -218,13 +218,13 @@ impl Matcher {
         let step = self.step();
         let count = entry.count.load(Relaxed);
         if nth >= count && asked(nth - count) {
-            if self.kinds().any(|kind| kind.begins_with(class)) && table.is_over() {
+            if self.tables().any(|other| other.begins_with(class)) && table.is_over() {
                 return Match::Over(step);
             }
             if let Some(other) = self.better(table, class, nth) {
                 // This request is the other's.
                 entry.uncount();
-                if let Some(found) = self.turn(arena, table, other, class) {
+                if let Some(found) = self.switch_table(arena, table, other, class) {
                     return found;
                 }
                 entry.counter.fetch_add(1, Relaxed);
@@ -239,7 +239,7 @@ impl Matcher {
         match self.table().find_or_family(class) {
             Some(entry) if entry.counter.load(Relaxed) <= entry.count.load(Relaxed) => Reason::Busy,
             Some(_) => Reason::NoSlot,
-            None if self.kinds().any(|kind| kind.slots_of(class) > 0) => Reason::OtherOrder,
+            None if self.tables().any(|other| other.slots_of(class) > 0) => Reason::OtherOrder,
             None => Reason::NoSlot,
         }
     }
@@ -248,31 +248,31 @@ impl Matcher {
     pub(crate) fn has_alike(&self, class: Class) -> bool {
         let (bytes, near) = (class.bytes(), class.bytes() / ALIKE);
         let alike = |other: u64| other != 0 && Class(other).bytes().abs_diff(bytes) <= near;
-        let classes = |kind: &Table| kind.classes().any(|entry| alike(entry.class.load(Relaxed)));
-        self.kinds().all(|kind| kind.slots_of(class) == 0) && self.kinds().any(classes)
+        let classes = |table: &Table| table.classes().any(|entry| alike(entry.class.load(Relaxed)));
+        self.tables().all(|table| table.slots_of(class) == 0) && self.tables().any(classes)
     }
 
-    /// Claims a slot of another kind for a request whose class the kind at hand does not know, if that explains the step.
+    /// Claims a slot of another variant for a request whose class the current table does not know, if that explains the step.
     #[cold]
     fn claim_unknown(&self, arena: &Arena, table: &Table, class: Class) -> Match {
         let step = self.step();
         self.unknown_bytes.fetch_add(class.bytes(), Relaxed);
-        if self.kinds().any(|other| other.begins_with(class)) && table.is_over() {
+        if self.tables().any(|other| other.begins_with(class)) && table.is_over() {
             return Match::Over(step);
         }
         let other = self.better(table, class, 0);
-        other.and_then(|other| self.turn(arena, table, other, class)).unwrap_or(Match::Unknown)
+        other.and_then(|other| self.switch_table(arena, table, other, class)).unwrap_or(Match::Unknown)
     }
 
-    /// The kind that has a slot for a class of which `nth` were asked for before in this step, and leaves the fewest bytes
-    /// of the step so far without one: few, and fewer than the kind at hand.
+    /// The table that has a slot for a class of which `nth` were asked for before in this step, and leaves the fewest bytes
+    /// of the step so far without one: few, and fewer than the current table.
     fn better(&self, table: &Table, class: Class, nth: u32) -> Option<&Table> {
-        // It takes a look at all classes of all kinds.
-        if self.kinds().nth(1).is_none() || !asked(self.sought.fetch_add(1, Relaxed)) {
+        // The search looks at all classes of all tables.
+        if self.tables().nth(1).is_none() || !asked(self.sought.fetch_add(1, Relaxed)) {
             return None;
         }
         let unknown = self.unknown_bytes.load(Relaxed);
-        let others = self.kinds().filter(|other| !ptr::eq(*other, table));
+        let others = self.tables().filter(|other| !ptr::eq(*other, table));
         let knowing = others.filter(|other| other.slots_of(class) > nth);
         let unexplained = |other: &Table| -> u64 {
             let missing = |entry: &ClassEntry| {
@@ -292,9 +292,9 @@ impl Matcher {
         (missing * UNEXPLAINED <= all && missing < unknown + unexplained(table)).then_some(other)
     }
 
-    /// Puts another kind at hand, with what was counted, and claims a slot of it. `None` where another thread was about
-    /// the same.
-    fn turn(&self, arena: &Arena, from: &Table, to: &Table, class: Class) -> Option<Match> {
+    /// Makes another table current, takes over the counts, and claims a slot of it. `None` where another thread switched the
+    /// table.
+    fn switch_table(&self, arena: &Arena, from: &Table, to: &Table, class: Class) -> Option<Match> {
         let (from_ptr, to_ptr) = (ptr::from_ref(from).cast_mut(), ptr::from_ref(to).cast_mut());
         to.forget_counts();
         self.current.compare_exchange(from_ptr, to_ptr, AcqRel, Relaxed).ok()?;
@@ -309,13 +309,13 @@ impl Matcher {
         Some(to.claim(arena, class, entry, entry.counter.fetch_add(1, Relaxed)))
     }
 
-    /// Puts new plans in force, at most [`KINDS`], in an arena cut at all their slots' edges; the first is at hand. `false`
+    /// Puts new plans in force, at most [`VARIANTS`], in an arena cut at all their slots' edges; the first is current. `false`
     /// where the system has no memory for its tables; the old ones stay then. Called under the engine's lock.
     ///
     /// # Safety
     /// The cut is that of all classes' runs in their order, and the arena was made usable up to its end.
     pub(crate) unsafe fn install(&self, arena: &Arena, plans: &[Tables<'_>], cut: &Cut) -> bool {
-        let mut new = [ptr::null_mut(); KINDS];
+        let mut new = [ptr::null_mut(); VARIANTS];
         // Where all of the arena is gaps, there is a table without classes.
         let plans =
             if plans.is_empty() { &[Tables { classes: &[], families: &[], begin: None }] } else { plans };
@@ -333,7 +333,7 @@ impl Matcher {
         };
         let cells = if made { Cells::map(cut, slots()) } else { None };
         if !cells.is_some_and(|cells| arena.exchange(cells)) {
-            // SAFETY: nobody was told of them.
+            // SAFETY: no other thread has their addresses.
             unsafe {
                 if let Some(cells) = cells {
                     cells.unmap();
@@ -342,12 +342,12 @@ impl Matcher {
             }
             return false;
         }
-        let mut old = [ptr::null_mut(); KINDS];
-        for ((kind, new), old) in self.kinds.iter().zip(new).zip(&mut old) {
-            *old = kind.swap(new, AcqRel);
+        let mut old = [ptr::null_mut(); VARIANTS];
+        for ((table, new), old) in self.tables.iter().zip(new).zip(&mut old) {
+            *old = table.swap(new, AcqRel);
         }
         let now = self.steps.load(Relaxed);
-        (0..).zip(self.kinds()).for_each(|(age, table)| table.used.store(now.saturating_sub(age), Relaxed));
+        (0..).zip(self.tables()).for_each(|(age, table)| table.used.store(now.saturating_sub(age), Relaxed));
         self.current.store(new[0], Release);
         self.before.store(ptr::null_mut(), Relaxed);
         self.forget_unknown();
@@ -360,7 +360,7 @@ impl Matcher {
 
     /// Steps are marked from now on.
     pub(crate) fn ignore_begin(&self) {
-        self.kinds().for_each(|table| table.begin.store(0, Relaxed));
+        self.tables().for_each(|table| table.begin.store(0, Relaxed));
     }
 
     /// The number of the running step.
@@ -368,13 +368,13 @@ impl Matcher {
         self.steps.load(Relaxed)
     }
 
-    /// Steps since each kind was at hand last, by number.
+    /// Steps since each variant's table was current last, in the order of the variants.
     pub(crate) fn unused(&self) -> impl Iterator<Item = u64> {
         let now = self.steps.load(Relaxed);
-        self.kinds().map(move |table| now.saturating_sub(table.used.load(Relaxed)))
+        self.tables().map(move |table| now.saturating_sub(table.used.load(Relaxed)))
     }
 
-    /// The kind that asked for a sequence of classes would leave the fewest bytes without a slot, and these bytes.
+    /// The variant whose table leaves the fewest bytes of a sequence of classes without a slot, and these bytes.
     pub(crate) fn best(&self, classes: &[Class]) -> Option<(usize, u64)> {
         let mut sorted = classes.to_vec();
         sorted.sort_unstable_by_key(|class| class.to_bits());
@@ -385,12 +385,12 @@ impl Matcher {
             };
             sorted.chunk_by(|one, other| one == other).map(missing).sum()
         };
-        self.kinds().map(unexplained).enumerate().min_by_key(|&(_, missing)| missing)
+        self.tables().map(unexplained).enumerate().min_by_key(|&(_, missing)| missing)
     }
 
-    /// Puts a kind at hand, in the midst of a step that has asked for a sequence of classes so far.
-    pub(crate) fn resume(&self, kind: usize, classes: &[Class]) {
-        let Some(table) = self.kinds().nth(kind) else { return };
+    /// Makes a variant's table current, in the midst of a step that has asked for a sequence of classes so far.
+    pub(crate) fn resume(&self, variant: usize, classes: &[Class]) {
+        let Some(table) = self.tables().nth(variant) else { return };
         self.next_step();
         table.forget_counts();
         self.current.store(ptr::from_ref(table).cast_mut(), Release);
@@ -419,8 +419,7 @@ impl Matcher {
         }
     }
 
-    /// Begins a new step: sets all counters to zero and returns what they had counted. The kind that followed this one
-    /// last is at hand then.
+    /// Begins a new step: sets all counters to zero and returns what they had counted.
     pub(crate) fn next_step(&self) -> Seen {
         let mut seen = Seen::default();
         let table = self.table();
@@ -435,8 +434,8 @@ impl Matcher {
         seen
     }
 
-    /// Chooses the kind of the step that begins: the one that followed last time; or, where it is known what is asked for
-    /// first, one that begins so. Under the engine's lock.
+    /// Chooses the table of the step that begins: the one that followed last time; or, where the first class is known, one
+    /// that begins with it. Under the engine's lock.
     pub(crate) fn expect(&self, first: Option<Class>) {
         let ended = self.current.load(Acquire);
         // SAFETY: null, or a mapping made by `Table::map`, which is never unmapped.
@@ -447,7 +446,7 @@ impl Matcher {
         let follows = unsafe { self.table().follows.load(Relaxed).as_ref() };
         let begins = |table: &&Table| first.is_none_or(|class| table.begins_with(class));
         let expected = follows.filter(begins).or_else(|| Some(self.table()).filter(begins));
-        let newest = || self.kinds().filter(begins).max_by_key(|table| table.used.load(Relaxed));
+        let newest = || self.tables().filter(begins).max_by_key(|table| table.used.load(Relaxed));
         if let Some(table) = expected.or_else(newest) {
             // A thread that had looked at it earlier may have counted since.
             table.forget_counts();
@@ -485,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_served_in_order_and_busy_ones_replaced() {
+    fn slots_are_served_in_order_and_occupied_ones_replaced() {
         let arena: &'static Arena = crate::arena::tests_arena(12, 4096 * 64);
         let matcher = Matcher::empty();
         assert_eq!(matcher.claim(arena, class(40_000)), Match::Unknown);
@@ -510,7 +509,7 @@ mod tests {
             Seen { allocations: 6, bytes: 5 * class(40_000).bytes() + class(50_000).bytes() }
         );
         assert_eq!(arena.release(arena.base() + 10 * 4096), crate::arena::Released::Block);
-        assert_eq!(matcher.claim(arena, class(40_000)), at(10), "its own slot is busy, another is free");
+        assert_eq!(matcher.claim(arena, class(40_000)), at(10), "its own slot is occupied, another is free");
         assert_eq!(matcher.next_step().allocations, 1);
     }
 

@@ -1,4 +1,4 @@
-//! The table of one kind of step: which slots a class has.
+//! The table of one step variant: which slots a class has.
 
 use super::{Class, ClassSlots, LACKING, Match, OTHER_SLOTS_TRIED, Tables};
 use crate::arena::cells::Slot;
@@ -24,9 +24,9 @@ pub(super) struct Table {
     multiplier: AtomicU64,
     /// The class of [`Begin`]; 0 where steps are marked.
     pub(super) begin: AtomicU64,
-    /// The kind that followed this one last; null before any has.
+    /// The table of the variant that followed this one last; null before any has.
     pub(super) follows: AtomicPtr<Table>,
-    /// When a step of this kind ended last, in steps.
+    /// When a step of this variant ended last, in steps.
     pub(super) used: AtomicU64,
     /// Allocations whose count says that a step is over.
     enough: AtomicU64,
@@ -180,7 +180,7 @@ impl Table {
     /// Undoes [`Table::map`].
     ///
     /// # Safety
-    /// Nobody was told of it.
+    /// No other thread has its address.
     pub(super) unsafe fn unmap(table: *mut Self) {
         // SAFETY: the caller's promise.
         unsafe { os::unmap(table.byte_sub((*table).slot_bytes).cast(), (*table).bytes) };
@@ -236,7 +236,7 @@ impl Table {
         self.find_or_family(class).map_or(0, |entry| entry.count.load(Relaxed))
     }
 
-    /// Whether a step of this kind, that nobody marks, begins with a request of this class.
+    /// Whether a detected step of this variant begins with a request of this class.
     pub(super) fn begins_with(&self, class: Class) -> bool {
         let begin = self.begin.load(Relaxed);
         begin != 0 && self.find_or_family(class).is_some_and(|entry| entry.class.load(Relaxed) == begin)

@@ -1,6 +1,6 @@
 //! Pages: reserved, mapped, moved, and given back.
 
-use super::{BASE_ALIGN, PAGE, keeping_errno, read_file, say};
+use super::{BASE_ALIGN, PAGE, keeping_errno, log_stderr, read_file};
 use core::mem::MaybeUninit;
 use core::ptr;
 use std::fs::File;
@@ -28,7 +28,7 @@ fn map_with(hint: usize, bytes: usize, protection: i32, more: i32) -> Option<*mu
 }
 
 /// Reserves `bytes` of address space aligned to [`BASE_ALIGN`], without memory behind it, below all other memory where
-/// possible: so that one comparison tells most addresses from those in the range.
+/// possible: so that one comparison separates most addresses from those in the range.
 pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
     // Programs, their heaps and their mappings lie above 32 TiB, mimalloc's areas above 2 TiB; only programs linked to a
     // fixed address have their heap lower. valgrind maps all within the first gigabytes but for the very beginning, where
@@ -50,8 +50,8 @@ pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
     reserve_aligned(bytes, libc::MAP_NORESERVE)
 }
 
-/// A range of low addresses where nothing is mapped, for [`map_at`]; as in [`reserve`], one comparison tells most addresses from those in
-/// it. Nothing is reserved: nobody else maps there unless he names the address.
+/// A range of low addresses where nothing is mapped, for [`map_at`]; as in [`reserve`], one comparison separates most addresses from those
+/// in it. Nothing is reserved: nobody else maps there unless he names the address.
 pub(crate) fn find_low_range(bytes: usize) -> Option<*mut u8> {
     const LOW: usize = 1 << 40;
     let start = map_with(LOW, bytes, libc::PROT_NONE, libc::MAP_NORESERVE)?;
@@ -104,7 +104,7 @@ unsafe fn map_over(start: *mut u8, bytes: usize) -> bool {
 /// What was mapped is so no more: the process ends here, before it runs into the hole.
 #[cold]
 fn lost(start: *mut u8, bytes: usize) -> ! {
-    say(format_args!("the system does not map the {bytes} bytes at {start:p} again"));
+    log_stderr(format_args!("the system does not map the {bytes} bytes at {start:p} again"));
     std::process::abort();
 }
 
@@ -131,7 +131,7 @@ fn reserve_aligned(bytes: usize, more: i32) -> Option<*mut u8> {
     let aligned = start.wrapping_add(skip);
     for (rest, length) in [(start, skip), (aligned.wrapping_add(bytes), BASE_ALIGN - skip)] {
         if length > 0 {
-            // SAFETY: whole pages of what was mapped just now, beside what is told.
+            // SAFETY: whole pages of what was mapped just now, beside the aligned range.
             unsafe { unmap(rest, length) };
         }
     }
@@ -159,10 +159,10 @@ pub(crate) fn advise_huge(start: *mut u8, bytes: usize) {
 
 /// Puts a huge page behind each [`BASE_ALIGN`] of a range that has all of its memory already, so that it takes no more; the
 /// range begins at a multiple of that. (Pages that were only read count as memory.) A kernel that cannot (before Linux 6.1),
-/// or that is told never to, changes nothing.
+/// or that is set to never do so, changes nothing.
 pub(crate) fn unite_pages(start: *mut u8, bytes: usize) {
-    let mut told = [0; 64];
-    if read_file(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut told).ends_with(b"[never]\n") {
+    let mut setting = [0; 64];
+    if read_file(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut setting).ends_with(b"[never]\n") {
         return;
     }
     // SAFETY: advice on our own mapping that changes no content.
@@ -193,8 +193,8 @@ fn is_resident(start: *mut u8) -> bool {
     const PAGES: usize = BASE_ALIGN / (4 << 10);
     let mut resident = [1u8; PAGES];
     // SAFETY: the kernel writes no more bytes than there are pages.
-    let told = unsafe { libc::mincore(start.cast(), BASE_ALIGN, resident.as_mut_ptr()) };
-    told == 0 && resident.iter().all(|page| page & 1 != 0)
+    let status = unsafe { libc::mincore(start.cast(), BASE_ALIGN, resident.as_mut_ptr()) };
+    status == 0 && resident.iter().all(|page| page & 1 != 0)
 }
 
 /// Gives a range memory at once; a kernel that cannot (before Linux 5.14) changes nothing.
@@ -383,8 +383,8 @@ fn is_sparse(start: *mut u8, bytes: usize) -> bool {
     let first = (start as usize).next_multiple_of(PAGE);
     let length = (start as usize + bytes).saturating_sub(first);
     // SAFETY: the kernel writes a byte for each page, of which there are no more.
-    let told = unsafe { libc::mincore(first as *mut _, length, resident.as_mut_ptr()) };
+    let status = unsafe { libc::mincore(first as *mut _, length, resident.as_mut_ptr()) };
     // SAFETY: no conditions.
     let pages = length / unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4 << 10) as usize;
-    told == 0 && resident.iter().filter(|&&page| page & 1 != 0).count() * SPARSE < pages
+    status == 0 && resident.iter().filter(|&&page| page & 1 != 0).count() * SPARSE < pages
 }

@@ -459,7 +459,7 @@ impl<const N: usize> fmt::Write for Text<N> {
 }
 
 /// Writes one line to standard error without allocating.
-pub fn say(line: fmt::Arguments<'_>) {
+pub fn log_stderr(line: fmt::Arguments<'_>) {
     let mut text = Text::<1024>::new();
     let _ = fmt::write(&mut text, format_args!("stepalloc: {line}\n"));
     write_all(2, text.as_bytes());
@@ -482,7 +482,7 @@ mod tests {
         }
     }
 
-    /// Four pages of their numbers, the third of a mapping of its own that the kernel does not move, where it can be told so.
+    /// Four pages of their numbers, the third of a mapping of its own that the kernel does not move, where it can be asked to.
     fn hard_to_move() -> *mut u8 {
         let start = map(4 * PAGE).expect("memory");
         // SAFETY: mapped just now, and known here only; a sealed page can still be read and written.

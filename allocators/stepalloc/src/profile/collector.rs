@@ -1,10 +1,10 @@
-//! The collector: merges the steps of the recorder's log, each with others of its kind.
+//! The collector: merges the steps of the recorder's log, each with others of its variant.
 //!
 //! It works on whole steps, between boundaries, in the thread of the step or beside it (see [`crate::engine`]); it is
 //! ordinary code that allocates, and runs where allocations go to the backend unrecorded.
 
-use super::step_profile::{SAME_KIND, StepProfile, common_bytes};
-use crate::lookup::{Begin, Class, KINDS};
+use super::step_profile::{SAME_VARIANT, StepProfile, common_bytes};
+use crate::lookup::{Begin, Class, VARIANTS};
 use crate::record::recorder::{self, Recorder};
 use crate::settings::Settings;
 use std::collections::HashMap;
@@ -12,32 +12,32 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use stepalloc_planner::{Event, Families, Steps};
 
-/// Steps of a rhythm that are merged of each kind: the first shows what a step asks for, the second what lives on into it.
-const FOUND_STEPS: u32 = 2;
-/// Steps of a rhythm that are waited for in vain for another kind, for each kind seen.
-const NO_OTHER_KIND: u64 = 3;
-/// Steps of a rhythm that are collected at most, where none is like another.
-const FOUND_STEPS_MOST: u64 = 3 * KINDS as u64;
-/// Marked steps do not repeat where the union of their needs is so many times what was ever alive.
+/// Detected steps that are merged of each variant: the first shows what a step asks for, the second what lives on into it.
+const DETECTED_STEPS: u32 = 2;
+/// Detected steps after which no other variant is waited for, times the variants seen.
+const NO_OTHER_VARIANT: u64 = 3;
+/// Detected steps that are collected at most, where none is like another.
+const DETECTED_STEPS_MOST: u64 = 3 * VARIANTS as u64;
+/// Marked steps do not repeat where the load of their union is so many times the most live bytes.
 const UNALIKE: u64 = 2;
 
 /// What collecting has learned so far.
 pub(crate) struct Collector {
-    kinds: Vec<Kind>,
-    /// Blocks that lived on when their step ended, and the number of its kind.
+    variants: Vec<StepVariant>,
+    /// Blocks that lived on when their step ended, and the number of its variant.
     left: HashMap<u32, u64>,
-    /// Kinds seen so far, also such as were forgotten.
+    /// Variants seen so far, also those that were forgotten.
     numbers: u64,
     /// Sizes that follow the data.
     families: Families,
     /// Sizes of the last step's allocations.
     last: Vec<u64>,
     translator: Translator,
-    /// Events of the step at hand, kept from step to step for their room.
+    /// Events of the current step. The vector is reused from step to step.
     events: Vec<Event>,
     collected: u64,
     stable: u64,
-    /// Steps since a kind was seen for the first time.
+    /// Steps since a variant was seen for the first time.
     nothing_new: u64,
 }
 
@@ -46,12 +46,12 @@ pub(crate) struct Collector {
 pub(crate) enum Until {
     /// When more than so many steps in a row changed nothing, as DeepRec's STABLE says.
     Stable(u64),
-    /// When steps of so many kinds at least were seen, each of them twice; or no other kind for some time.
-    Seen { kinds: usize },
+    /// When at least so many variants were seen, each of them twice; or no other variant for some time.
+    Seen { variants: usize },
 }
 
-/// A kind of step.
-struct Kind {
+/// A variant of the step.
+struct StepVariant {
     number: u64,
     steps: Steps,
     /// Sizes of a step, ascending, and their sum.
@@ -61,7 +61,7 @@ struct Kind {
     sequence: Vec<Class>,
     /// When it was seen last.
     newest: u64,
-    /// Blocks that were freed in steps of other kinds since.
+    /// Blocks that were freed in steps of other variants since.
     freed: Vec<Event>,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Translator {
 impl Collector {
     pub(crate) fn new() -> Self {
         Self {
-            kinds: Vec::new(),
+            variants: Vec::new(),
             left: HashMap::new(),
             numbers: 0,
             families: Families::default(),
@@ -101,14 +101,14 @@ impl Collector {
         *self = Self { families: core::mem::take(&mut self.families), ..Self::new() };
     }
 
-    /// Kinds of steps seen.
-    pub(crate) fn kinds(&self) -> usize {
-        self.kinds.len()
+    /// Step variants seen.
+    pub(crate) fn variants(&self) -> usize {
+        self.variants.len()
     }
 
     /// Whether blocks take turns with those of the step before: the new one is allocated before the old one is freed.
     pub(crate) fn recurs(&self) -> bool {
-        self.kinds.iter().any(|kind| kind.steps.recurs())
+        self.variants.iter().any(|variant| variant.steps.recurs())
     }
 
     /// Takes in the marked step whose last event has index `end - 1`; `true` when collecting is over.
@@ -118,7 +118,7 @@ impl Collector {
             self.translator.take(event, &mut events);
         });
         if !whole {
-            // What was lost may have freed or allocated anything: begin the needs again.
+            // The lost events may have freed or allocated anything: the profiles begin again.
             let translator = core::mem::take(&mut self.translator);
             *self = Self { collected: self.collected, ..Self::new() };
             self.translator.next_block = translator.next_block;
@@ -155,21 +155,21 @@ impl Collector {
         let changed = self.take_step(events);
         self.collected += 1;
         self.stable = if changed || !whole { 0 } else { self.stable + 1 };
-        let seen_once = self.kinds.iter().filter(|kind| kind.steps.seen() < FOUND_STEPS).count();
-        let waited_in_vain = self.nothing_new >= NO_OTHER_KIND * self.kinds.len() as u64;
+        let seen_once = self.variants.iter().filter(|variant| variant.steps.seen() < DETECTED_STEPS).count();
+        let no_other = self.nothing_new >= NO_OTHER_VARIANT * self.variants.len() as u64;
         let enough = match until {
             // Variants that take turns would get no plan if they were seen once; a single step that differs comes perhaps never again.
-            Until::Stable(steps) => self.stable > steps && (seen_once <= 1 || waited_in_vain),
-            Until::Seen { kinds } => {
-                seen_once == 0 && self.kinds.len() >= kinds
-                    || waited_in_vain
-                    || self.collected >= FOUND_STEPS_MOST
+            Until::Stable(steps) => self.stable > steps && (seen_once <= 1 || no_other),
+            Until::Seen { variants } => {
+                seen_once == 0 && self.variants.len() >= variants
+                    || no_other
+                    || self.collected >= DETECTED_STEPS_MOST
             }
         };
         enough || self.collected > max_steps
     }
 
-    /// Merges a step with others of its kind; `true` where that changed what is needed.
+    /// Merges a step with others of its variant; `true` where that changed the profile.
     fn take_step(&mut self, events: &[Event]) -> bool {
         let allocation = |event: &Event| match *event {
             Event::Allocate { size, align, .. } => Some((size, align)),
@@ -177,22 +177,22 @@ impl Collector {
         };
         let mut sizes: Vec<u64> = events.iter().filter_map(allocation).map(|(size, _)| size).collect();
         sizes.sort_unstable();
-        let alike = self.kinds.iter().position(|kind| kind.is_like(&sizes));
+        let alike = self.variants.iter().position(|variant| variant.is_like(&sizes));
         let at = alike.unwrap_or_else(|| {
             self.forget_one();
             self.numbers += 1;
-            self.kinds.push(Kind::new(self.numbers));
-            self.kinds.len() - 1
+            self.variants.push(StepVariant::new(self.numbers));
+            self.variants.len() - 1
         });
         self.nothing_new = if alike.is_some() { self.nothing_new + 1 } else { 0 };
-        let kind = &mut self.kinds[at];
-        kind.bytes = sizes.iter().sum();
-        (kind.sizes, kind.newest) = (sizes, self.collected);
+        let variant = &mut self.variants[at];
+        variant.bytes = sizes.iter().sum();
+        (variant.sizes, variant.newest) = (sizes, self.collected);
         let class = |(size, align): (u64, u64)| Class::of(size as usize, align as usize);
-        kind.sequence = events.iter().filter_map(allocation).filter_map(class).collect();
-        let freed = core::mem::take(&mut kind.freed);
-        let changed = kind.steps.step(freed.into_iter().chain(events.iter().copied()));
-        let number = kind.number;
+        variant.sequence = events.iter().filter_map(allocation).filter_map(class).collect();
+        let freed = core::mem::take(&mut variant.freed);
+        let changed = variant.steps.step(freed.into_iter().chain(events.iter().copied()));
+        let number = variant.number;
         for event in events {
             let block = match *event {
                 Event::Allocate { block, .. } => {
@@ -201,69 +201,70 @@ impl Collector {
                 }
                 Event::Free { block } => block,
             };
-            // What a step of another kind has left, that kind is told with its next step.
+            // A block that a step of another variant left: that variant merges the free with its next step.
             if let Some(other) = self.left.remove(&block).filter(|&other| other != number)
-                && let Some(kind) = self.kinds.iter_mut().find(|kind| kind.number == other)
+                && let Some(variant) = self.variants.iter_mut().find(|variant| variant.number == other)
             {
-                kind.freed.push(*event);
+                variant.freed.push(*event);
             }
         }
         changed
     }
 
-    /// Makes room for another kind: forgets the one that was seen longest ago. The largest stays: what finds no slot
-    /// finds gaps in its room.
+    /// Makes room for another variant: forgets the one that was seen longest ago. The largest stays: blocks without a slot
+    /// find gaps in its room.
     fn forget_one(&mut self) {
-        if self.kinds.len() < KINDS {
+        if self.variants.len() < VARIANTS {
             return;
         }
-        let largest = self.kinds.iter().map(|kind| kind.bytes).max().unwrap_or(0);
-        let others = self.kinds.iter().enumerate().filter(|(_, kind)| kind.bytes < largest);
-        if let Some((at, _)) = others.min_by_key(|(_, kind)| kind.newest) {
-            self.kinds.swap_remove(at);
+        let largest = self.variants.iter().map(|variant| variant.bytes).max().unwrap_or(0);
+        let others = self.variants.iter().enumerate().filter(|(_, variant)| variant.bytes < largest);
+        if let Some((at, _)) = others.min_by_key(|(_, variant)| variant.newest) {
+            self.variants.swap_remove(at);
         }
     }
 
-    /// Learns which sizes stand for those a period before. Where that is news, the needs begin again: their blocks had
+    /// Learns which sizes stand for those a period before. Where that is news, the profiles begin again: their blocks had
     /// other names.
     pub(crate) fn learn(&mut self, sizes: &[u64], period: usize) {
         if self.families.learn(sizes, period) {
-            self.kinds.clear();
+            self.variants.clear();
         }
     }
 
-    /// Whether a plan of these needs would take far more than was ever alive, as the steps do not repeat, and the union of what
-    /// they ask for grows with each of them.
-    pub(crate) fn is_unalike(&self, needs: &[Arc<StepProfile>]) -> bool {
-        let load = needs.iter().map(|needs| needs.step.problem.load().max).max();
+    /// Whether a plan of these profiles would take far more than the most live bytes. The steps do not repeat then, and their union
+    /// grows with each of them.
+    pub(crate) fn is_unalike(&self, profiles: &[Arc<StepProfile>]) -> bool {
+        let load = profiles.iter().map(|profile| profile.step.problem.load().max).max();
         load.unwrap_or(0) > UNALIKE * self.translator.most_alive
     }
 
-    /// What is to be planned: the kinds that came again, the newest first; the largest, where none has.
-    pub(crate) fn needs(&self, found: bool) -> Vec<Arc<StepProfile>> {
+    /// The profiles to plan: of the variants that came again, the newest first; of the largest, where none has. `detected` steps
+    /// begin with the first class of their sequence.
+    pub(crate) fn profiles(&self, detected: bool) -> Vec<Arc<StepProfile>> {
         let families: Vec<_> = self.families.iter().map(|family| (family.smallest, family.largest)).collect();
-        let mut kinds: Vec<&Kind> =
-            self.kinds.iter().filter(|kind| kind.steps.seen() >= FOUND_STEPS && kind.bytes > 0).collect();
-        if kinds.is_empty() {
-            kinds.extend(self.kinds.iter().max_by_key(|kind| kind.bytes));
+        let came_again = |variant: &&StepVariant| variant.steps.seen() >= DETECTED_STEPS && variant.bytes > 0;
+        let mut variants: Vec<&StepVariant> = self.variants.iter().filter(came_again).collect();
+        if variants.is_empty() {
+            variants.extend(self.variants.iter().max_by_key(|variant| variant.bytes));
         }
-        kinds.sort_unstable_by_key(|kind| core::cmp::Reverse(kind.newest));
-        let needs = |kind: &Kind| {
-            let allocations = u32::try_from(kind.sizes.len()).unwrap_or(u32::MAX);
-            let first = kind.sequence.first().filter(|_| found);
+        variants.sort_unstable_by_key(|variant| core::cmp::Reverse(variant.newest));
+        let profile = |variant: &StepVariant| {
+            let allocations = u32::try_from(variant.sizes.len()).unwrap_or(u32::MAX);
+            let first = variant.sequence.first().filter(|_| detected);
             let begin = first.map(|&class| Begin { class, allocations });
             Arc::new(StepProfile {
-                step: kind.steps.problem(),
+                step: variant.steps.problem(),
                 families: families.clone(),
                 begin,
-                sequence: kind.sequence.clone(),
+                sequence: variant.sequence.clone(),
             })
         };
-        kinds.into_iter().map(needs).collect()
+        variants.into_iter().map(profile).collect()
     }
 }
 
-impl Kind {
+impl StepVariant {
     fn new(number: u64) -> Self {
         Self {
             number,
@@ -276,10 +277,10 @@ impl Kind {
         }
     }
 
-    /// Whether most bytes of a step are in blocks of this kind's sizes, and the other way round.
+    /// Whether most bytes of a step are in blocks of this variant's sizes, and the other way round.
     fn is_like(&self, sizes: &[u64]) -> bool {
         let bytes: u64 = sizes.iter().sum();
-        common_bytes(&self.sizes, sizes) * 100 >= bytes.max(self.bytes) * SAME_KIND
+        common_bytes(&self.sizes, sizes) * 100 >= bytes.max(self.bytes) * SAME_VARIANT
     }
 }
 
@@ -298,7 +299,7 @@ impl Translator {
             }
         };
         // Other threads may have logged between the free and the allocation of one realloc. Then the two blocks are
-        // not known to overlap, and the slots may prove busy once; the arena bears that.
+        // not known to overlap, and a slot may be occupied once; the arena bears that.
         let freed_just_now = events.last() == Some(&Event::Free { block: self.freed.1 });
         let moved_from = (from == Some(self.freed.0) && freed_just_now).then_some(self.freed.1);
         let block = self.next_block;

@@ -1,4 +1,4 @@
-//! Kept plans: the file that `STEPALLOC_PLAN` names, written by a process that has planned, and begun with by the next.
+//! The plan file, which `STEPALLOC_PLAN` names: a process that has planned writes it, and the next one begins with it.
 //!
 //! A file fits a process that asks for what it was planned for, whatever the program is called: the sizes of the newest
 //! allocations must come one after the other in the sequence of one of its steps ([`StepProfile::place`]).
@@ -6,8 +6,8 @@
 //! # Layout
 //!
 //! Little-endian numbers of 64 bits: [`MAGIC`], [`VERSION`], a checksum of all that follows (FNV-1a), log2 of the granule's
-//! bytes, the height in bytes, the least planned size, the rhythm (period, steps, share; 0 where steps were marked), the
-//! number of kinds of steps. For each kind: the period; class and allocations by which it is known to begin (0 where steps
+//! bytes, the height in bytes, the least planned size, the period (allocations, steps, share; 0 where steps were marked), the
+//! number of step variants. For each variant: the period; class and allocations by which it is known to begin (0 where steps
 //! were marked); the numbers of planned blocks, of held ones, of families and of a step's allocations; then the planned
 //! blocks (size, alignment, lower, upper, number among its equals, offset), the held ones (size, alignment, number), the
 //! families (smallest, largest), and the classes of the allocations in their order.
@@ -19,13 +19,13 @@ use super::proposal::Proposal;
 use super::step_profile::{Start, StepProfile};
 use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
 use crate::checksum::checksum;
-use crate::lookup::{Begin, Class, KINDS};
+use crate::lookup::{Begin, Class, VARIANTS};
 use crate::os::{self, Stamp};
 use core::fmt;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use stepalloc_planner::rhythm::Rhythm;
+use stepalloc_planner::Period;
 use stepalloc_planner::{Block, Key, Problem, StepProblem, verify};
 
 const MAGIC: u64 = u64::from_le_bytes(*PLAN_MAGIC);
@@ -42,8 +42,8 @@ const MOST_HEIGHT: u64 = 1 << 46;
 /// Plans as they stand in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Plans {
-    pub(crate) needs: Vec<Arc<StepProfile>>,
-    /// Offset in bytes of each kind's blocks.
+    pub(crate) profiles: Vec<Arc<StepProfile>>,
+    /// Offset in bytes of each variant's blocks.
     pub(crate) offsets: Vec<Vec<u64>>,
     /// log2 of the granule's bytes.
     pub(crate) shift: u32,
@@ -51,14 +51,14 @@ pub(crate) struct Plans {
     pub(crate) height: u64,
     pub(crate) min_bytes: usize,
     /// `None` where steps were marked.
-    pub(crate) rhythm: Option<Rhythm>,
+    pub(crate) period: Option<Period>,
 }
 
 /// Where in a step a program is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
-    /// The kind of step.
-    pub(crate) kind: usize,
+pub(crate) struct StepPlace {
+    /// The step variant.
+    pub(crate) variant: usize,
     /// Allocations of the step that came before.
     pub(crate) at: usize,
     /// All of a step was seen.
@@ -67,9 +67,9 @@ pub(crate) struct Place {
     pub(crate) length: usize,
 }
 
-/// Why a file is not begun with.
+/// Why a file is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Refused {
+pub(crate) enum RefusedFile {
     /// It is something else.
     NoPlan,
     /// Another version of this library has written it.
@@ -80,7 +80,7 @@ pub(crate) enum Refused {
     Invalid(&'static str),
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for RefusedFile {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoPlan => out.write_str("not a file of plans, and left as it is; name another"),
@@ -94,15 +94,15 @@ impl fmt::Display for Refused {
 }
 
 impl Proposal {
-    /// The same as they are kept in a file. Before they are limited.
-    pub(crate) fn to_keep(&self, min_bytes: usize) -> Plans {
+    /// The plans as a plan file holds them, before they are limited.
+    pub(crate) fn to_cache(&self, min_bytes: usize) -> Plans {
         Plans {
-            needs: self.needs.clone(),
+            profiles: self.profiles.clone(),
             offsets: self.offsets.clone(),
             shift: self.shift,
             height: self.bytes(),
             min_bytes,
-            rhythm: self.found.map(|start| start.rhythm),
+            period: self.start.map(|start| start.period),
         }
     }
 }
@@ -110,19 +110,19 @@ impl Proposal {
 impl Plans {
     /// What a file of these holds.
     fn to_bytes(&self) -> Vec<u8> {
-        let (period, steps, share) = self
-            .rhythm
-            .map_or((0, 0, 0), |rhythm| (rhythm.period as u64, rhythm.steps as u64, rhythm.share.to_bits()));
+        let (allocations, steps, share) = self.period.map_or((0, 0, 0), |period| {
+            (period.allocations as u64, period.steps as u64, period.share.to_bits())
+        });
         let mut words = vec![MAGIC, VERSION, 0];
         words.extend([u64::from(self.shift), self.height, self.min_bytes as u64]);
-        words.extend([period, steps, share, self.needs.len() as u64]);
-        for (needs, offsets) in self.needs.iter().zip(&self.offsets) {
-            let step = &needs.step;
+        words.extend([allocations, steps, share, self.profiles.len() as u64]);
+        for (profile, offsets) in self.profiles.iter().zip(&self.offsets) {
+            let step = &profile.step;
             let begin =
-                needs.begin.map_or((0, 0), |begin| (begin.class.to_bits(), u64::from(begin.allocations)));
+                profile.begin.map_or((0, 0), |begin| (begin.class.to_bits(), u64::from(begin.allocations)));
             words.extend([step.problem.period.unwrap_or(0), begin.0, begin.1]);
             let counts =
-                [step.problem.blocks.len(), step.held.len(), needs.families.len(), needs.sequence.len()];
+                [step.problem.blocks.len(), step.held.len(), profile.families.len(), profile.sequence.len()];
             words.extend(counts.map(|count| count as u64));
             for ((block, key), &offset) in step.problem.blocks.iter().zip(&step.keys).zip(offsets) {
                 words.extend([block.size, block.align, block.lower, block.upper, u64::from(key.nth), offset]);
@@ -130,61 +130,60 @@ impl Plans {
             for key in &step.held {
                 words.extend([key.size, key.align, u64::from(key.nth)]);
             }
-            words.extend(needs.families.iter().flat_map(|&(smallest, largest)| [smallest, largest]));
-            words.extend(needs.sequence.iter().map(|class| class.to_bits()));
+            words.extend(profile.families.iter().flat_map(|&(smallest, largest)| [smallest, largest]));
+            words.extend(profile.sequence.iter().map(|class| class.to_bits()));
         }
         words[2] = checksum(words[3..].iter().copied());
         words.into_iter().flat_map(u64::to_le_bytes).collect()
     }
 
     /// Reads what a file holds.
-    fn from_bytes(bytes: &[u8]) -> Result<Self, Refused> {
+    fn from_bytes(bytes: &[u8]) -> Result<Self, RefusedFile> {
         let (words, rest) = bytes.as_chunks::<8>();
         let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
         if words.next() != Some(MAGIC) {
-            return Err(Refused::NoPlan);
+            return Err(RefusedFile::NoPlan);
         }
         match words.next() {
             Some(VERSION) => {}
-            Some(version) => return Err(Refused::Version(version)),
-            None => return Err(Refused::Damaged),
+            Some(version) => return Err(RefusedFile::Version(version)),
+            None => return Err(RefusedFile::Damaged),
         }
         let sum = words.next();
         if !rest.is_empty() || sum != Some(checksum(words.clone())) {
-            return Err(Refused::Damaged);
+            return Err(RefusedFile::Damaged);
         }
         let mut reader = Reader { words };
         let plans = reader.plans()?;
         if reader.words.next().is_some() {
-            return Err(Refused::Invalid("something follows the last one"));
+            return Err(RefusedFile::Invalid("something follows the last one"));
         }
         Ok(plans)
     }
 
-    /// Where in a step the program is that has asked for `heard`, if the newest of that come one after the other in one.
-    pub(crate) fn find(&self, heard: &[Class]) -> Option<Place> {
-        let places = self.needs.iter().enumerate().filter_map(|(kind, needs)| {
-            let (alike, at) = needs.place(heard)?;
-            Some((
-                alike,
-                Place { kind, at, whole: alike >= needs.sequence.len(), length: needs.sequence.len() },
-            ))
+    /// Where in a step a program is, if its newest classes come one after the other in one of the steps.
+    pub(crate) fn find(&self, newest: &[Class]) -> Option<StepPlace> {
+        let places = self.profiles.iter().enumerate().filter_map(|(variant, profile)| {
+            let (alike, at) = profile.place(newest)?;
+            let length = profile.sequence.len();
+            Some((alike, StepPlace { variant, at, whole: alike >= length, length }))
         });
-        // Where several kinds begin alike, the one that was in use last.
-        let places = places.min_by_key(|&(alike, place)| (core::cmp::Reverse(alike), place.kind));
+        // Where several variants begin alike, the one that was in use last.
+        let places = places.min_by_key(|&(alike, place)| (core::cmp::Reverse(alike), place.variant));
         places.map(|(_, place)| place)
     }
 
     /// Allocations of the longest step.
     pub(crate) fn longest(&self) -> usize {
-        self.needs.iter().map(|needs| needs.sequence.len()).max().unwrap_or(0)
+        self.profiles.iter().map(|profile| profile.sequence.len()).max().unwrap_or(0)
     }
 
     /// The same as new plans.
     pub(crate) fn into_proposal(self) -> Option<Proposal> {
-        let found = self.rhythm.map(|rhythm| Start { rhythm, boundary: 0 });
-        let mut proposal = Proposal::with_offsets(self.needs, self.offsets, self.height, self.shift, false)?;
-        proposal.found = found;
+        let start = self.period.map(|period| Start { period, boundary: 0 });
+        let mut proposal =
+            Proposal::with_offsets(self.profiles, self.offsets, self.height, self.shift, false)?;
+        proposal.start = start;
         Some(proposal)
     }
 }
@@ -192,14 +191,14 @@ impl Plans {
 /// How a file of plans begins.
 pub const PLAN_MAGIC: &[u8; 8] = b"stepplan";
 
-/// The plans of a file, for whoever wants to see them.
+/// The plans that a plan file holds, for tools that show them.
 #[derive(Clone, Debug)]
-pub struct PlansOfFile {
-    /// The needs of each kind of step. Sizes are those of classes, see [`plan_class`].
+pub struct StoredPlans {
+    /// The problem of each step variant. Sizes are those of classes, see [`plan_class`].
     pub steps: Vec<StepProblem>,
-    /// The offset in bytes of each kind's blocks.
+    /// The offset in bytes of each variant's blocks.
     pub offsets: Vec<Vec<u64>>,
-    /// Bytes of the arena, which all kinds share.
+    /// Bytes of the arena, which all variants share.
     pub height: u64,
 }
 
@@ -218,18 +217,18 @@ impl fmt::Display for PlanFileError {
 
 impl std::error::Error for PlanFileError {}
 
-/// Reads the plans that a process kept in the file `STEPALLOC_PLAN` named.
+/// Reads the plans from a plan file.
 ///
 /// # Errors
 /// With the file, and what is wrong with it.
-pub fn read_plans(path: &Path) -> Result<PlansOfFile, PlanFileError> {
+pub fn read_plans(path: &Path) -> Result<StoredPlans, PlanFileError> {
     let failed = |reason: String| PlanFileError { path: path.to_owned(), reason };
     let found =
         os::read_whole(path, MOST_BYTES).map_err(|error| failed(format!("cannot be read: {error}")))?;
     let (bytes, _) = found.ok_or_else(|| failed("there is no such file".to_owned()))?;
     let plans = Plans::from_bytes(&bytes).map_err(|refused| failed(refused.to_string()))?;
-    Ok(PlansOfFile {
-        steps: plans.needs.iter().map(|needs| needs.step.clone()).collect(),
+    Ok(StoredPlans {
+        steps: plans.profiles.iter().map(|profile| profile.step.clone()).collect(),
         offsets: plans.offsets,
         height: plans.height,
     })
@@ -247,66 +246,73 @@ struct Reader<I> {
 }
 
 /// Refuses what does not hold.
-fn check(holds: bool, what: &'static str) -> Result<(), Refused> {
-    if holds { Ok(()) } else { Err(Refused::Invalid(what)) }
+fn check(holds: bool, what: &'static str) -> Result<(), RefusedFile> {
+    if holds { Ok(()) } else { Err(RefusedFile::Invalid(what)) }
 }
 
 impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
-    fn number(&mut self) -> Result<u64, Refused> {
-        self.words.next().ok_or(Refused::Invalid("the end is missing"))
+    fn number(&mut self) -> Result<u64, RefusedFile> {
+        self.words.next().ok_or(RefusedFile::Invalid("the end is missing"))
     }
 
-    fn usize(&mut self) -> Result<usize, Refused> {
-        usize::try_from(self.number()?).map_err(|_| Refused::Invalid("a number out of range"))
+    fn usize(&mut self) -> Result<usize, RefusedFile> {
+        usize::try_from(self.number()?).map_err(|_| RefusedFile::Invalid("a number out of range"))
     }
 
-    fn u32(&mut self) -> Result<u32, Refused> {
-        u32::try_from(self.number()?).map_err(|_| Refused::Invalid("a number out of range"))
+    fn u32(&mut self) -> Result<u32, RefusedFile> {
+        u32::try_from(self.number()?).map_err(|_| RefusedFile::Invalid("a number out of range"))
     }
 
     /// A number of things that follow, of so many numbers each.
-    fn count(&mut self, width: usize) -> Result<usize, Refused> {
+    fn count(&mut self, width: usize) -> Result<usize, RefusedFile> {
         let count = self.usize()?;
         check(count <= self.words.len() / width, "the end is missing")?;
         Ok(count)
     }
 
-    fn class(&mut self) -> Result<Option<Class>, Refused> {
+    fn class(&mut self) -> Result<Option<Class>, RefusedFile> {
         let class = Class::from_bits(self.number()?);
         check(class.is_none_or(Class::is_possible), "a size out of range")?;
         Ok(class)
     }
 
-    fn plans(&mut self) -> Result<Plans, Refused> {
+    fn plans(&mut self) -> Result<Plans, RefusedFile> {
         let shift = self.u32()?;
         check((GRANULE_MIN_SHIFT..=GRANULE_MAX_SHIFT).contains(&shift), "a granule out of range")?;
         let height = self.number()?;
         check(height <= MOST_HEIGHT && height.is_multiple_of(1 << shift), "a height out of range")?;
         let min_bytes = self.usize()?;
-        let (period, steps, share) = (self.usize()?, self.usize()?, f64::from_bits(self.number()?));
-        check((period == 0) == (steps == 0) && (0.0..=1.0).contains(&share), "a rhythm out of range")?;
-        check(period <= 1 << 20 && steps <= 1 << 20, "a rhythm out of range")?;
-        let rhythm = (period != 0).then_some(Rhythm { period, steps, share });
-        let kinds = self.count(1)?;
-        check((1..=KINDS).contains(&kinds), "a number of kinds out of range")?;
-        let (mut needs, mut offsets) = (Vec::new(), Vec::new());
-        for _ in 0..kinds {
-            let (need, places) = self.kind(shift, height, rhythm.is_some())?;
-            needs.push(Arc::new(need));
+        let (allocations, steps, share) = (self.usize()?, self.usize()?, f64::from_bits(self.number()?));
+        check((allocations == 0) == (steps == 0) && (0.0..=1.0).contains(&share), "a period out of range")?;
+        check(allocations <= 1 << 20 && steps <= 1 << 20, "a period out of range")?;
+        let period = (allocations != 0).then_some(Period { allocations, steps, share });
+        let variants = self.count(1)?;
+        check((1..=VARIANTS).contains(&variants), "a number of step variants out of range")?;
+        let (mut profiles, mut offsets) = (Vec::new(), Vec::new());
+        for _ in 0..variants {
+            let (profile, places) = self.variant(shift, height, period.is_some())?;
+            profiles.push(Arc::new(profile));
             offsets.push(places);
         }
-        let blocks =
-            needs.iter().zip(&offsets).flat_map(|(needs, offsets)| needs.step.keys.iter().zip(offsets));
+        let blocks = profiles
+            .iter()
+            .zip(&offsets)
+            .flat_map(|(profile, offsets)| profile.step.keys.iter().zip(offsets));
         let highest = blocks.map(|(key, offset)| offset + key.size.next_multiple_of(1 << shift)).max();
         check(highest == Some(height), "a height that is not the plans'")?;
-        Ok(Plans { needs, offsets, shift, height, min_bytes, rhythm })
+        Ok(Plans { profiles, offsets, shift, height, min_bytes, period })
     }
 
-    fn kind(&mut self, shift: u32, height: u64, found: bool) -> Result<(StepProfile, Vec<u64>), Refused> {
+    fn variant(
+        &mut self,
+        shift: u32,
+        height: u64,
+        detected: bool,
+    ) -> Result<(StepProfile, Vec<u64>), RefusedFile> {
         let period = Some(self.number()?).filter(|&period| period > 0);
         let (class, allocations) = (self.class()?, self.u32()?);
         let begin = class.map(|class| Begin { class, allocations });
-        check(begin.is_some() == found, "a beginning that is no rhythm's")?;
+        check(begin.is_some() == detected, "a beginning without a period")?;
         let counts = [self.count(6)?, self.count(3)?, self.count(2)?, self.count(1)?];
         let [blocks, held, families, sequence] = counts;
         check(sequence <= MOST_ALLOCATIONS && families <= MOST_FAMILIES, "a step too long")?;
@@ -348,7 +354,7 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
         }
         let mut classes = Vec::new();
         for _ in 0..sequence {
-            classes.push(self.class()?.ok_or(Refused::Invalid("a size out of range"))?);
+            classes.push(self.class()?.ok_or(RefusedFile::Invalid("a size out of range"))?);
         }
         let begins = |begin: Begin| {
             classes.first() == Some(&begin.class) && begin.allocations as usize == classes.len()
@@ -393,7 +399,7 @@ impl PlanFile {
                 plans
             }),
             Err(reason) => {
-                file.say(&reason);
+                file.log_error(&reason);
                 None
             }
         };
@@ -411,7 +417,7 @@ impl PlanFile {
             Ok(plans) => Ok(Some((plans, stamp))),
             Err(refused) => {
                 // A system that failed leaves zeros.
-                self.given_up |= refused == Refused::NoPlan && bytes.iter().any(|&byte| byte != 0);
+                self.given_up |= refused == RefusedFile::NoPlan && bytes.iter().any(|&byte| byte != 0);
                 self.seen = Some(stamp);
                 Err(refused.to_string())
             }
@@ -442,13 +448,13 @@ impl PlanFile {
             Ok(stamp) => self.seen = Some(stamp),
             Err(error) => {
                 self.given_up = true;
-                self.say(&format!("cannot be written: {error}"));
+                self.log_error(&format!("cannot be written: {error}"));
             }
         }
     }
 
-    fn say(&self, what: &str) {
-        os::say(format_args!("STEPALLOC_PLAN={}: {what}", self.path.display()));
+    fn log_error(&self, what: &str) {
+        os::log_stderr(format_args!("STEPALLOC_PLAN={}: {what}", self.path.display()));
     }
 }
 
@@ -472,9 +478,9 @@ mod tests {
     use super::*;
     use stepalloc_planner::{Event, Planner, Steps};
 
-    /// Plans of two kinds of steps: `blocks` blocks of growing sizes that overlap their neighbours.
+    /// Plans of two step variants: `blocks` blocks of growing sizes that overlap their neighbours.
     fn plans() -> Plans {
-        let kind = |blocks: u32, unit: u64| {
+        let variant = |blocks: u32, unit: u64| {
             let size = |block: u32| unit * u64::from(block * block % 31 + 1);
             let events = (0..blocks).flat_map(|block| {
                 let allocate = Event::Allocate { block, size: size(block), align: 1, moved_from: None };
@@ -492,17 +498,18 @@ mod tests {
             let families = vec![(unit * 40, unit * 41)];
             (Arc::new(StepProfile { step, families, begin, sequence }), plan.offsets, plan.height)
         };
-        let kinds = [kind(40, 64 * 640), kind(23, 64 * 1024)];
-        let height = kinds.iter().map(|kind| kind.2).max().unwrap_or(0);
-        let rhythm = Some(Rhythm { period: 40, steps: 1, share: 1.0 });
-        let (needs, offsets) = kinds.into_iter().map(|(needs, offsets, _)| (needs, offsets)).unzip();
-        Plans { needs, offsets, shift: 6, height, min_bytes: 32 << 10, rhythm }
+        let variants = [variant(40, 64 * 640), variant(23, 64 * 1024)];
+        let height = variants.iter().map(|variant| variant.2).max().unwrap_or(0);
+        let period = Some(Period { allocations: 40, steps: 1, share: 1.0 });
+        let (profiles, offsets) =
+            variants.into_iter().map(|(profile, offsets, _)| (profile, offsets)).unzip();
+        Plans { profiles, offsets, shift: 6, height, min_bytes: 32 << 10, period }
     }
 
     fn is_sound(plans: &Plans) -> bool {
-        let kinds = plans.needs.iter().zip(&plans.offsets);
-        kinds.clone().all(|(needs, offsets)| verify(&needs.step.problem, offsets, plans.height).is_ok())
-            && plans.needs.len() <= KINDS
+        let mut variants = plans.profiles.iter().zip(&plans.offsets);
+        variants.all(|(profile, offsets)| verify(&profile.step.problem, offsets, plans.height).is_ok())
+            && plans.profiles.len() <= VARIANTS
     }
 
     #[test]
@@ -525,8 +532,8 @@ mod tests {
             bytes[at] ^= 1 << (at % 8);
             assert!(Plans::from_bytes(&bytes).is_err(), "changed at {at}");
         }
-        assert_eq!(Plans::from_bytes(b"print('a program')\n").unwrap_err(), Refused::NoPlan);
-        assert_eq!(Plans::from_bytes(&[]).unwrap_err(), Refused::NoPlan);
+        assert_eq!(Plans::from_bytes(b"print('a program')\n").unwrap_err(), RefusedFile::NoPlan);
+        assert_eq!(Plans::from_bytes(&[]).unwrap_err(), RefusedFile::NoPlan);
     }
 
     /// Files whose checksum is right whatever they say: refused, or valid plans that can be put in force.
@@ -562,8 +569,8 @@ mod tests {
                 Err(_) => refused += 1,
                 Ok(plans) => {
                     assert!(is_sound(&plans));
-                    let heard = plans.needs[0].sequence.clone();
-                    let _ = plans.find(&heard);
+                    let classes = plans.profiles[0].sequence.clone();
+                    let _ = plans.find(&classes);
                     let _ = plans.into_proposal();
                     taken += 1;
                 }
@@ -575,17 +582,17 @@ mod tests {
     #[test]
     fn plans_fit_what_is_asked_for() {
         let plans = plans();
-        let step = |kind: usize| plans.needs[kind].sequence.clone();
-        let place = |kind, at, whole, length| Some(Place { kind, at, whole, length });
+        let step = |variant: usize| plans.profiles[variant].sequence.clone();
+        let place = |variant, at, whole, length| Some(StepPlace { variant, at, whole, length });
         assert_eq!(plans.find(&step(0)[5..35]), place(0, 35, false, 40));
         // A step that begins again, with two allocations changed.
-        let mut heard = [step(1), step(1)].concat();
-        heard.truncate(30);
-        heard[12] = Class::of(1 << 20, 1).expect("a size");
-        heard[25] = heard[12];
-        assert_eq!(plans.find(&heard), place(1, 7, true, 23));
-        heard[27] = heard[12];
-        assert_eq!(plans.find(&heard), None, "too much else");
+        let mut classes = [step(1), step(1)].concat();
+        classes.truncate(30);
+        classes[12] = Class::of(1 << 20, 1).expect("a size");
+        classes[25] = classes[12];
+        assert_eq!(plans.find(&classes), place(1, 7, true, 23));
+        classes[27] = classes[12];
+        assert_eq!(plans.find(&classes), None, "too much else");
         assert_eq!(plans.find(&step(0)[..10]), None, "too little");
         let other: Vec<Class> = (0..60).filter_map(|size| Class::of(50_000 + 700 * size, 1)).collect();
         assert_eq!(plans.find(&other), None);

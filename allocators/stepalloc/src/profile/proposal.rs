@@ -1,4 +1,4 @@
-//! Plans in the words of the matcher and the arena.
+//! Plans as the matcher and the arena take them.
 
 use super::step_profile::{Start, StepProfile};
 use crate::arena::cells::Cut;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use stepalloc_planner::{Block, Effort, Planner, Problem, StepProblem};
 
 /// What a lower plan is worth: while it is looked for, the backend serves. Nearly all recorded steps take far less. Of
-/// several kinds, all plans together.
+/// several variants, all plans together.
 const TIME_LIMIT: Duration = Duration::from_millis(250);
 
 /// Memory that looking for a lower plan may take: it is the process's, and a plan saves no more than some percent of its arena.
@@ -25,14 +25,14 @@ const SEARCH_SHARE: u64 = 100;
 /// smaller granules make gaps and the table of blocks dearer.
 pub(crate) const ROUNDING_SHARE: u64 = 128;
 
-/// Bytes by which one plan for all kinds may be higher than one for each, where blocks live on from step to step: one part
-/// in this many. Plans made for each kind alone have another place for them.
+/// Bytes by which one plan for all variants may be higher than one for each, where blocks live on from step to step: one part
+/// in this many. Plans made for each variant alone have another place for them.
 const SHARED_COSTS: u64 = 50;
 
-/// Plans in the words of the matcher and the arena, one for each kind of step.
+/// Plans as the matcher and the arena take them, one for each step variant.
 pub(crate) struct Proposal {
     /// What was planned.
-    pub(crate) needs: Vec<Arc<StepProfile>>,
+    pub(crate) profiles: Vec<Arc<StepProfile>>,
     /// The offsets of each one's blocks, in bytes.
     pub(super) offsets: Vec<Vec<u64>>,
     /// The slots of each.
@@ -49,67 +49,67 @@ pub(crate) struct Proposal {
     pub(crate) optimal: bool,
     /// Blocks planned.
     pub(crate) blocks: u64,
-    /// The rhythm of the steps, where it was found.
-    pub(crate) found: Option<Start>,
+    /// Where steps begin, if they were detected.
+    pub(crate) start: Option<Start>,
 }
 
 impl Proposal {
-    /// Plans kinds of steps. `shift` fixes the granule where the arena is open already.
-    pub(crate) fn of(needs: Vec<Arc<StepProfile>>, effort: Effort, shift: Option<u32>) -> Option<Self> {
-        let loads = needs.iter().map(|needs| needs.step.problem.load().max);
+    /// Plans step variants. `shift` fixes the granule where the arena is open already.
+    pub(crate) fn of(profiles: Vec<Arc<StepProfile>>, effort: Effort, shift: Option<u32>) -> Option<Self> {
+        let loads = profiles.iter().map(|profile| profile.step.problem.load().max);
         let lower_bound = loads.max()?;
         let shift = shift.unwrap_or_else(|| {
-            let shifts = needs.iter().map(|needs| granule_shift(&needs.step.problem, lower_bound));
+            let shifts = profiles.iter().map(|profile| granule_shift(&profile.step.problem, lower_bound));
             shifts.min().unwrap_or(GRANULE_MIN_SHIFT)
         });
         // Each alone, and all together.
-        let plans = if needs.len() == 1 { 1 } else { needs.len() as u32 + 1 };
+        let plans = if profiles.len() == 1 { 1 } else { profiles.len() as u32 + 1 };
         let most = os::resident_bytes().0;
         let most = most + (most / SEARCH_SHARE).max(SEARCH_BYTES);
         let is_large = move || os::resident_bytes().0 > most;
         let watch = move |_| if is_large() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let planner = Planner::new().effort(effort).time_limit(Some(TIME_LIMIT / plans)).watch(watch);
-        let (offsets, height, optimal) = plan_kinds(&planner, &needs, shift)?;
-        Self::with_offsets(needs, offsets, height, shift, optimal)
+        let (offsets, height, optimal) = plan_variants(&planner, &profiles, shift)?;
+        Self::with_offsets(profiles, offsets, height, shift, optimal)
     }
 
     /// Plans whose offsets are known.
     pub(crate) fn with_offsets(
-        needs: Vec<Arc<StepProfile>>,
+        profiles: Vec<Arc<StepProfile>>,
         offsets: Vec<Vec<u64>>,
         height: u64,
         shift: u32,
         optimal: bool,
     ) -> Option<Self> {
-        let kinds = needs.iter().zip(&offsets);
-        let slots =
-            kinds.map(|(needs, offsets)| classes(&needs.step, offsets, shift)).collect::<Option<Vec<_>>>()?;
+        let variants = profiles.iter().zip(&offsets);
+        let slots = variants.map(|(profile, offsets)| classes(&profile.step, offsets, shift));
+        let slots = slots.collect::<Option<Vec<_>>>()?;
         let granules = u32::try_from(height >> shift).ok()?;
         Some(Self {
             cut: cut(&slots, shift, granules),
-            blocks: needs.iter().map(|needs| needs.step.problem.blocks.len() as u64).sum(),
-            lower_bound: needs.iter().map(|needs| needs.step.problem.load().max).max()?,
+            blocks: profiles.iter().map(|profile| profile.step.problem.blocks.len() as u64).sum(),
+            lower_bound: profiles.iter().map(|profile| profile.step.problem.load().max).max()?,
             slots,
             offsets,
-            needs,
+            profiles,
             shift,
             granules,
             optimal,
-            found: None,
+            start: None,
         })
     }
 
     /// Steps are marked.
     pub(crate) fn ignore_begin(&mut self) {
-        self.needs.iter_mut().for_each(|needs| Arc::make_mut(needs).begin = None);
-        self.found = None;
+        self.profiles.iter_mut().for_each(|profile| Arc::make_mut(profile).begin = None);
+        self.start = None;
     }
 
-    /// What the matcher is to be told.
+    /// What the matcher takes.
     pub(crate) fn tables(&self) -> Vec<Tables<'_>> {
-        let kinds = self.needs.iter().zip(&self.slots);
-        kinds
-            .map(|(needs, classes)| Tables { classes, families: &needs.families, begin: needs.begin })
+        let variants = self.profiles.iter().zip(&self.slots);
+        variants
+            .map(|(profile, classes)| Tables { classes, families: &profile.families, begin: profile.begin })
             .collect()
     }
 
@@ -138,31 +138,32 @@ impl Proposal {
     }
 }
 
-/// The offsets of each kind's blocks, the height of the highest plan, and whether none is lower.
-fn plan_kinds(
+/// The offsets of each variant's blocks, the height of the highest plan, and whether none is lower.
+fn plan_variants(
     planner: &Planner,
-    needs: &[Arc<StepProfile>],
+    profiles: &[Arc<StepProfile>],
     shift: u32,
 ) -> Option<(Vec<Vec<u64>>, u64, bool)> {
-    let problem = |needs: &Arc<StepProfile>| rounded(&needs.step.problem, shift);
-    if let [needs] = needs {
-        let plan = planner.plan(&problem(needs)).ok()?;
+    let problem = |profile: &Arc<StepProfile>| rounded(&profile.step.problem, shift);
+    if let [profile] = profiles {
+        let plan = planner.plan(&problem(profile)).ok()?;
         let optimal = plan.optimal();
         return Some((vec![plan.offsets], plan.height, optimal));
     }
-    let kind = |needs: &Arc<StepProfile>| stepalloc_planner::Kind {
-        problem: problem(needs),
-        keys: needs.step.keys.clone(),
+    let variant = |profile: &Arc<StepProfile>| stepalloc_planner::Kind {
+        problem: problem(profile),
+        keys: profile.step.keys.clone(),
     };
-    let kinds: Vec<_> = needs.iter().map(kind).collect();
-    let plans = planner.plan_kinds(&kinds).ok()?;
+    let variants: Vec<_> = profiles.iter().map(variant).collect();
+    let plans = planner.plan_kinds(&variants).ok()?;
     let lives_on = |problem: &Problem| {
         problem.blocks.iter().any(|block| problem.period.is_some_and(|period| block.upper > period))
     };
     let alone = plans.alone_height();
-    let may_cost = if kinds.iter().any(|kind| lives_on(&kind.problem)) { alone / SHARED_COSTS } else { 0 };
+    let may_cost =
+        if variants.iter().any(|variant| lives_on(&variant.problem)) { alone / SHARED_COSTS } else { 0 };
     if plans.shared.height <= alone + may_cost {
-        let offsets: Option<_> = kinds.iter().map(|kind| plans.offsets(&kind.keys)).collect();
+        let offsets: Option<_> = variants.iter().map(|variant| plans.offsets(&variant.keys)).collect();
         return Some((offsets?, plans.shared.height, plans.shared.optimal()));
     }
     let optimal = plans.alone.iter().any(|plan| plan.optimal() && plan.height == alone);
@@ -170,8 +171,8 @@ fn plan_kinds(
 }
 
 /// The arena cut at the slots' edges.
-fn cut(kinds: &[Vec<ClassSlots>], shift: u32, granules: u32) -> Cut {
-    let runs: Vec<_> = kinds.iter().flatten().flat_map(|class| class.runs(shift)).flatten().collect();
+fn cut(variants: &[Vec<ClassSlots>], shift: u32, granules: u32) -> Cut {
+    let runs: Vec<_> = variants.iter().flatten().flat_map(|class| class.runs(shift)).flatten().collect();
     Cut::of(&runs, granules)
 }
 

@@ -1,8 +1,8 @@
-//! The listener: the sizes of planned-size allocations in their order, while nobody has said where steps begin.
+//! The size log: the sizes of planned-size allocations in their order, while no step boundaries are known.
 //!
-//! Any thread appends with one atomic addition and a store, into a ring mapped by ourselves. Only allocations are told:
-//! frees would have to be looked at one by one to find those of planned size. The engine reads the newest of them ever
-//! more rarely, so that a program without a rhythm does not feel it.
+//! Any thread appends with one atomic addition and a store, into a ring mapped by ourselves. Only allocations are logged:
+//! frees would have to be looked at one by one to find those of planned size. The engine reads the newest entries ever
+//! more rarely, so that a program without a period does not feel it.
 
 use crate::lookup::Class;
 use crate::os;
@@ -11,41 +11,41 @@ use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 
-/// The process's listener.
+/// The process's size log.
 pub(crate) static SIZE_LOG: SizeLog = SizeLog::closed();
 
-/// Allocations kept: twice the longest period that can be found. A power of two.
-const KEPT: u64 = 1 << 16;
-/// The first look: below, no rhythm is found.
+/// Entries of the ring: twice the longest period that can be found. A power of two.
+const ENTRIES: u64 = 1 << 16;
+/// Allocations before the first sample: below, no period is found.
 const FIRST: u64 = 64;
-/// From one look at all that was seen to the next it grows by one part in this many.
+/// From one sample of the whole log to the next, the log grows by one part in this many.
 const GROWTH: u64 = 8;
-/// The same of looks at the newest part of it, so that a rhythm that has begun after much else is found within a step or two. A
-/// look costs 2.4 ns for each size it looks at: all of them together 100 ns an allocation at first, 40 ns later, and 3 ms
+/// The same for samples of its newest part, so that a period that has begun after much else is found within a step or two. A
+/// sample costs 2.4 ns for each of its sizes: all of them together 100 ns an allocation at first, 40 ns later, and 3 ms
 /// until the ring is full.
 const SOONER: u64 = 64;
-/// The newest part is one in this many of all that was seen,
+/// The newest part is one in this many of all that was logged,
 const PART: u64 = 8;
 /// and so many allocations at least: three periods of most steps.
 const PART_LEAST: u64 = 1024;
-/// Allocations from one look to the next at least: the smallest program's step or two.
+/// Allocations from one sample to the next at least: the smallest program's step or two.
 const PAUSE_LEAST: u64 = 32;
 /// Allocations of one size, one after the other, after which it counts as the only one.
 const ROW: u64 = 512;
-/// When the ring is full, the time to the next look doubles, up to this many allocations.
+/// When the ring is full, the time to the next sample doubles, up to this many allocations.
 const RAREST: u64 = 1 << 22;
 
 /// A ring of classes with one counter for writers.
 pub(crate) struct SizeLog {
     entries: AtomicPtr<AtomicU64>,
-    /// Allocations ever told.
+    /// Allocations ever logged.
     head: AtomicU64,
-    /// Those before are of another time: of the parent process, or served by a plan that did.
+    /// Entries before this one are out of date: the parent process logged them, or an earlier plan served them.
     start: AtomicU64,
-    /// The engine wants to look when so many were told.
+    /// The engine takes a sample when so many were logged.
     wake: AtomicU64,
-    /// What was seen when all of it was looked at last.
-    looked: AtomicU64,
+    /// The log's length at the last sample of the whole.
+    sampled: AtomicU64,
 }
 
 impl SizeLog {
@@ -55,11 +55,11 @@ impl SizeLog {
             head: AtomicU64::new(0),
             start: AtomicU64::new(0),
             wake: AtomicU64::new(FIRST),
-            looked: AtomicU64::new(0),
+            sampled: AtomicU64::new(0),
         }
     }
 
-    /// Takes in an allocation; `true` when it is time to look.
+    /// Logs an allocation; `true` when it is time for a sample.
     pub(crate) fn log(&self, class: Class) -> bool {
         let entries = self.entries.load(Acquire);
         if entries.is_null() {
@@ -67,18 +67,18 @@ impl SizeLog {
         }
         let index = self.head.fetch_add(1, Relaxed);
         // SAFETY: the mapping holds so many entries, and is never unmapped.
-        unsafe { &*entries.add((index & (KEPT - 1)) as usize) }.store(class.to_bits(), Release);
+        unsafe { &*entries.add((index & (ENTRIES - 1)) as usize) }.store(class.to_bits(), Release);
         index + 1 >= self.wake.load(Relaxed)
     }
 
     /// Maps the ring. Whoever comes second to it gives his own back.
     #[cold]
     fn open(&self) -> bool {
-        let bytes = KEPT as usize * size_of::<AtomicU64>();
+        let bytes = ENTRIES as usize * size_of::<AtomicU64>();
         if let Some(map) = os::map(bytes)
             && self.entries.compare_exchange(ptr::null_mut(), map.cast(), AcqRel, Relaxed).is_err()
         {
-            // SAFETY: mapped just now, and nobody was told of it.
+            // SAFETY: mapped just now, and no other thread has its address.
             unsafe { os::unmap(map, bytes) };
         }
         false
@@ -87,19 +87,19 @@ impl SizeLog {
     /// Begins anew.
     pub(crate) fn clear(&self) {
         // At the beginning of the ring again, whose first pages have memory.
-        let head = self.head.load(Acquire).next_multiple_of(KEPT);
+        let head = self.head.load(Acquire).next_multiple_of(ENTRIES);
         self.head.store(head, Release);
         self.start.store(head, Relaxed);
         self.wake.store(head + FIRST, Relaxed);
-        self.looked.store(0, Relaxed);
+        self.sampled.store(0, Relaxed);
     }
 
-    /// Allocations ever told.
+    /// Allocations ever logged.
     pub(crate) fn head(&self) -> u64 {
         self.head.load(Acquire)
     }
 
-    /// Allocations told since it began anew.
+    /// Allocations logged since the log began anew.
     pub(crate) fn logged(&self) -> u64 {
         self.head().saturating_sub(self.start.load(Relaxed))
     }
@@ -114,58 +114,61 @@ impl SizeLog {
         self.wake.store(self.head() + allocations.max(1), Relaxed);
     }
 
-    /// Wakes the engine when it is worth another look.
+    /// Wakes the engine when the log has grown enough for another sample.
     pub(crate) fn wake_later(&self) {
-        let heard = self.logged();
-        let pause =
-            if heard <= KEPT { (heard / SOONER).max(PAUSE_LEAST) } else { heard - KEPT + KEPT / SOONER };
+        let logged = self.logged();
+        let pause = if logged <= ENTRIES {
+            (logged / SOONER).max(PAUSE_LEAST)
+        } else {
+            logged - ENTRIES + ENTRIES / SOONER
+        };
         self.wake_after(pause.min(RAREST));
     }
 
-    /// The classes for a look: now and then all that are kept, else the newest part.
-    pub(crate) fn look(&self) -> Vec<Class> {
-        let (heard, looked) = (self.logged(), self.looked.load(Relaxed));
-        if heard >= looked + looked / GROWTH {
-            self.looked.store(heard, Relaxed);
+    /// A sample of the log: now and then all entries of the ring, else the newest part.
+    pub(crate) fn sample(&self) -> Vec<Class> {
+        let (logged, sampled) = (self.logged(), self.sampled.load(Relaxed));
+        if logged >= sampled + sampled / GROWTH {
+            self.sampled.store(logged, Relaxed);
             return self.classes(0);
         }
-        self.newest((heard / PART).max(PART_LEAST) as usize)
+        self.newest((logged / PART).max(PART_LEAST) as usize)
     }
 
-    /// The newest classes since `from`, at most those kept; zeros where a thread has not finished telling.
+    /// The newest classes since `from`, at most those of the ring, without entries that are not yet written.
     pub(crate) fn classes(&self, from: u64) -> Vec<Class> {
-        let told = self.told(from);
+        let entries = self.entries_since(from);
         // As long as it may be, for it grows by copies otherwise.
-        let mut classes = Vec::with_capacity((told.end - told.start) as usize);
+        let mut classes = Vec::with_capacity((entries.end - entries.start) as usize);
         // An entry that is not written yet has no class.
-        classes.extend(told.filter_map(|index| Class::from_bits(self.entry(index))));
+        classes.extend(entries.filter_map(|index| Class::from_bits(self.entry(index))));
         classes
     }
 
-    /// Whether the newest quarter of what was told, or so many as [`ROW`] says, is of one size, as of buffers for one file after
-    /// another. Looks no further than to the newest that differs.
+    /// Whether the newest quarter of the log, at most [`ROW`] entries, is of one size, as of buffers for one file after another.
+    /// The scan ends at the newest entry that differs.
     pub(crate) fn is_of_one_size(&self) -> bool {
-        let told = self.told(0);
-        let quarter = told.end - ((told.end - told.start) / 4).min(ROW)..told.end;
+        let entries = self.entries_since(0);
+        let quarter = entries.end - ((entries.end - entries.start) / 4).min(ROW)..entries.end;
         let mut sizes = quarter.rev().map(|index| self.entry(index));
         let newest = sizes.next();
         sizes.all(|size| Some(size) == newest)
     }
 
     /// The indexes since `from` of which there are entries.
-    fn told(&self, from: u64) -> Range<u64> {
+    fn entries_since(&self, from: u64) -> Range<u64> {
         if self.entries.load(Acquire).is_null() {
             return 0..0;
         }
         let head = self.head();
-        from.max(self.start.load(Relaxed)).max(head.saturating_sub(KEPT)).min(head)..head
+        from.max(self.start.load(Relaxed)).max(head.saturating_sub(ENTRIES)).min(head)..head
     }
 
-    /// What was told: the bits of a class.
+    /// An entry: the bits of a class.
     #[inline(always)]
     fn entry(&self, index: u64) -> u64 {
-        // SAFETY: `told` says so for a ring that is there; else as in `log`.
-        unsafe { &*self.entries.load(Relaxed).add((index & (KEPT - 1)) as usize) }.load(Acquire)
+        // SAFETY: `entries_since` returns indexes of a ring that is mapped; else as in `log`.
+        unsafe { &*self.entries.load(Relaxed).add((index & (ENTRIES - 1)) as usize) }.load(Acquire)
     }
 }
 
@@ -174,22 +177,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_are_kept_and_the_engine_is_woken_ever_more_rarely() {
-        let listener = SizeLog::closed();
+    fn the_newest_stay_and_the_engine_is_woken_ever_more_rarely() {
+        let log = SizeLog::closed();
         let class = |bytes: u64| Class::from_bits(bytes * 64).expect("not 0");
-        assert!(!listener.log(class(1)), "the ring is made");
+        assert!(!log.log(class(1)), "the ring is made");
         let mut woken = 0;
         for bytes in 1..=300_000 {
-            if listener.log(class(bytes)) {
+            if log.log(class(bytes)) {
                 woken += 1;
-                listener.wake_later();
+                log.wake_later();
             }
         }
         assert!((200..400).contains(&woken), "{woken}");
-        let kept = listener.classes(0);
-        assert_eq!((kept.len() as u64, kept[0]), (KEPT, class(300_001 - KEPT)));
-        listener.clear();
-        assert_eq!((listener.logged(), listener.classes(0).len()), (0, 0));
-        assert!((1..=FIRST).all(|bytes| listener.log(class(bytes)) == (bytes == FIRST)));
+        let classes = log.classes(0);
+        assert_eq!((classes.len() as u64, classes[0]), (ENTRIES, class(300_001 - ENTRIES)));
+        log.clear();
+        assert_eq!((log.logged(), log.classes(0).len()), (0, 0));
+        assert!((1..=FIRST).all(|bytes| log.log(class(bytes)) == (bytes == FIRST)));
     }
 }

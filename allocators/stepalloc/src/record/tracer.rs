@@ -1,7 +1,7 @@
-//! The tracer: every planned-size allocation and free of a process, and its step boundaries, appended to a file for whoever
-//! wants to see them (`stepalloc run --trace`, `--report`, `--call-sites`).
+//! The tracer: every planned-size allocation and free of a process, and its step boundaries, appended to a file for tools that
+//! show them (`stepalloc run --trace`, `--report`, `--call-sites`).
 //!
-//! `STEPALLOC_TRACE` names the files: the process's id follows it after a dot. Events are kept in a fixed buffer and written
+//! `STEPALLOC_TRACE` names the files: the process's id follows it after a dot. Events stay in a fixed buffer and written
 //! when it is full, at boundaries some time apart, and at exit, so that a process that is killed loses the last of them only.
 //! An allocation is logged after it was served and a free before the block is taken back, in one total order that is legal
 //! for every address. After [`EVENTS`] events (`STEPALLOC_TRACE_EVENTS`) the tracer stops and costs nothing more.
@@ -28,6 +28,7 @@
 use crate::checksum::checksum;
 use crate::lock::Lock;
 use crate::os::{self, Text};
+use crate::reentrant;
 use crate::settings;
 use crate::switches;
 use core::cell::{Cell, UnsafeCell};
@@ -59,11 +60,11 @@ pub const END: u8 = 7;
 
 /// Events that are traced at most, where nothing else is asked for: 128 MiB of them.
 const EVENTS: u64 = 1 << 22;
-/// Records kept until they are written.
+/// Records of the buffer that is written when full.
 const BUFFER: usize = 2048;
-/// Boundaries write what is kept when so much time has passed since it was done last.
+/// Boundaries write the buffer when so much time has passed since it was done last.
 const FLUSH_NS: u64 = 100_000_000;
-/// Different stacks and names, as a power of two, of which three quarters are told apart.
+/// Different stacks and names, as a power of two, of which three quarters are numbered.
 const SITES: usize = 1 << 14;
 /// Frames of a stack, at most.
 const FRAMES: usize = 64;
@@ -96,8 +97,8 @@ struct State {
     /// Hashes of the stacks and names seen, 0 where there is none, and their numbers.
     sites: [(u64, u16); SITES],
     sites_seen: usize,
-    /// Sites seen when images were told last.
-    sites_told: usize,
+    /// Sites seen when images were listed last.
+    sites_listed: usize,
 }
 
 // SAFETY: the state is reached through `Tracer::with` only, by one thread at a time.
@@ -123,7 +124,7 @@ impl Tracer {
                 process: 0,
                 sites: [(0, 0); SITES],
                 sites_seen: 0,
-                sites_told: 0,
+                sites_listed: 0,
             }),
             sites: AtomicBool::new(false),
             wanted: AtomicU8::new(0),
@@ -144,10 +145,10 @@ impl Tracer {
     }
 
     fn with<R>(&self, body: impl FnOnce(&mut State) -> R) -> Option<R> {
-        self.lock.with(None, |torn| {
+        self.lock.with(None, |poisoned| {
             // SAFETY: the lock is held.
             let state = unsafe { &mut *self.state.get() };
-            if torn {
+            if poisoned {
                 // What a thread of the parent was in the midst of is the parent's to write.
                 state.used = 0;
             }
@@ -241,7 +242,7 @@ impl State {
         self.left > 0
     }
 
-    /// The number of a stack, which is told where it is new; 0 for none, and where there are too many.
+    /// The number of a stack, which is written where it is new; 0 for none, and where there are too many.
     fn stack(&mut self, frames: &Frames) -> u64 {
         let addresses = frames.addresses().iter().map(|&address| address as u64);
         if addresses.len() == 0 {
@@ -306,7 +307,7 @@ impl State {
         }
     }
 
-    /// Writes what is kept.
+    /// Writes the buffer.
     #[cold]
     fn flush(&mut self) {
         let used = core::mem::take(&mut self.used);
@@ -320,12 +321,12 @@ impl State {
         let named = write!(path, "{name}.{}\0", self.process).is_ok();
         let written = CStr::from_bytes_until_nul(path.as_bytes()).is_ok_and(|path| os::append(path, bytes));
         if !named || !written {
-            os::say(format_args!("STEPALLOC_TRACE={name}: cannot be written; nothing more is traced"));
+            os::log_stderr(format_args!("STEPALLOC_TRACE={name}: cannot be written; nothing more is traced"));
             self.left = self.left.min(1);
             return;
         }
-        if self.sites_told < self.sites_seen {
-            self.sites_told = self.sites_seen;
+        if self.sites_listed < self.sites_seen {
+            self.sites_listed = self.sites_seen;
             let mut path = Text::<4096>::new();
             if write!(path, "{name}.{}.maps\0", self.process).is_ok()
                 && let Ok(path) = CStr::from_bytes_until_nul(path.as_bytes())
@@ -386,7 +387,7 @@ unsafe extern "C" fn take_frame(context: *mut c_void, frames: *mut c_void) -> c_
     GO_ON
 }
 
-/// Whether call sites are taken, so that an interpreter tells where it is.
+/// Whether call sites are taken, so that an interpreter names its own.
 pub fn takes_sites() -> bool {
     TRACER.sites.load(Relaxed) && switches::is_tracing()
 }
@@ -400,14 +401,14 @@ pub fn was_traced() -> bool {
 /// with semicolons between them, outermost first.
 pub fn name_site(frames: &[u8]) {
     if takes_sites() {
-        os::keeping_errno(|| switches::inside(|| TRACER.name(frames, switches::this_thread())));
+        os::keeping_errno(|| reentrant::guard(|| TRACER.name(frames, switches::this_thread())));
     }
 }
 
 /// A boundary, for the trace.
 pub(crate) fn boundary() {
     if switches::is_tracing() {
-        os::keeping_errno(|| switches::inside(|| TRACER.log(Traced::Boundary, switches::this_thread())));
+        os::keeping_errno(|| reentrant::guard(|| TRACER.log(Traced::Boundary, switches::this_thread())));
     }
 }
 

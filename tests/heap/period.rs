@@ -16,7 +16,7 @@ const TRACE: &str = "STEPALLOC_TEST_TRACE";
 const REPLAYED: usize = 240;
 /// A step's time: planning beside the program takes some, too.
 const STEP: Duration = Duration::from_millis(5);
-/// Steps within which a rhythm must be planned: 27 of the 8 allocations of the smallest one, and what may pass while a
+/// Steps within which a period must be planned: 27 of the 8 allocations of the smallest one, and what may pass while a
 /// plan is looked for.
 const PLANNED_WITHIN: usize = 96;
 
@@ -247,9 +247,9 @@ fn what_begins_counts_found_steps() {
 
 /// Several micro-batches to an update, and an evaluation after every hundred updates.
 #[test]
-fn rhythms_within_rhythms_are_served() {
+fn periods_within_periods_are_served() {
     const UPDATES: usize = 500;
-    let name = test_name!(rhythms_within_rhythms_are_served);
+    let name = test_name!(periods_within_periods_are_served);
     process::scenario(name, &[], || {
         for number in 1..=UPDATES {
             for _ in 0..4 {
@@ -453,8 +453,8 @@ fn a_block_that_grows_beyond_the_plan_is_left_to_the_backend() {
 }
 
 #[test]
-fn what_has_no_rhythm_is_left_alone() {
-    let name = test_name!(what_has_no_rhythm_is_left_alone);
+fn what_has_no_period_is_left_alone() {
+    let name = test_name!(what_has_no_period_is_left_alone);
     process::scenario(name, &[], || {
         let mut random = Random::new(3);
         for turn in 0..scaled(100_000) {

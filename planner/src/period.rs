@@ -1,4 +1,4 @@
-//! Rhythm: the period of a program that does not mark its steps, found in the sequence of its allocations' sizes alone.
+//! The period of a program that does not mark its steps, found in the sequence of its allocations' sizes alone.
 //!
 //! A program that repeats a step asks for the same sizes in the same order, so every size equals the one a *period* of
 //! allocations before. Two things blur this: sizes that follow the data differ by a few percent from step to step, and
@@ -9,7 +9,8 @@
 //!    that was seen, 32 of them in one machine word. A stretch that comes again says how long ago it was.
 //! 2. **Proof**: a candidate is compared allocation by allocation over a whole period, at least [`EVIDENCE`] (half as many
 //!    where all sizes are exactly the same, twice as many of a short period) and at most [`LONG`] allocations. Most of the
-//!    bytes must be asked for as a period before, and far more often than at other distances: a program that asks for one size all the time agrees with itself at any distance, and has no rhythm.
+//!    bytes must be asked for as a period before, and far more often than at other distances: a program that asks for one size all the
+//!    time agrees with itself at any distance, and has no period.
 //! 3. **Choice**: the shortest period that is nearly as good as the best. Layers of a model, micro-batches of a step agree
 //!    with each other in part; the step they stand in agrees in all.
 //!
@@ -18,7 +19,7 @@
 //!
 //! A period that only the contour shows must be seen three times, because steps of two lengths may just have followed each
 //! other. What repeats may still be the layers of a model, each of which leaves blocks for the way back:
-//! [`Rhythm::is_balanced`] tells them from steps once allocations and frees were recorded. One search costs O(n) for n
+//! [`Period::is_balanced`] tells them from steps once allocations and frees were recorded. One search costs O(n) for n
 //! allocations and a few comparisons for each candidate.
 
 use std::cmp::Ordering;
@@ -28,11 +29,11 @@ use std::collections::HashMap;
 const WORD: usize = 32;
 /// Stretches of [`WORD`] contours that are looked for. One of them may hold what came out of the order.
 const STRETCHES: usize = 4;
-/// Contours that a stretch must have beside "alike": else any constant stretch is found everywhere.
-const TELLING: u32 = 4;
+/// A stretch must have as many contours other than "alike": a constant stretch is found everywhere.
+const MIN_CHANGES: u32 = 4;
 /// Allocations compared at least: fewer agree by chance.
 pub const EVIDENCE: usize = 96;
-/// The same where every size is exactly that of a period before: half as many tell as much, as chance rarely agrees in all.
+/// The same where every size is exactly that of a period before: half as many are enough, as chance rarely agrees in all.
 pub const EXACT_EVIDENCE: usize = EVIDENCE / 2;
 /// The same where only the contour repeats, which has three values.
 const CONTOUR_EVIDENCE: usize = 2 * EVIDENCE;
@@ -46,7 +47,7 @@ const CANDIDATES: usize = 256;
 /// Sizes within one part in this many of each other are alike: sparse gradients vary by one in a hundred, the shapes of
 /// one model by far more.
 const ALIKE: u64 = 16;
-/// A rhythm in which memory does not come back to what it was must have lasted for one part in this many of all that was
+/// A period over which live bytes do not return to the same level must have lasted for one part in this many of all allocations
 /// seen. What repeats within the first step, layers of a model, has not.
 const RECENT: usize = 4;
 /// The same where only the contour repeats.
@@ -64,7 +65,7 @@ const KAPPA: f64 = 0.6;
 const BETTER: f64 = 0.02;
 /// The same of contours: of steps of other sizes some always differ.
 const CONTOUR_BETTER: f64 = 0.06;
-/// Beyond this share a rhythm leaves nothing over: a shorter one must do so, too, or it is that of layers between which
+/// Beyond this share a period leaves nothing over: a shorter one must do so, too, or it is that of layers between which
 /// little else comes.
 const WHOLE: f64 = 0.995;
 /// Periods a contour must have agreed for where sizes do not: steps of two lengths may just have followed each other. Not more,
@@ -73,10 +74,10 @@ const CONTOUR_PERIODS: usize = 2;
 /// Distances, in parts of the period, at which agreement is by chance.
 const ELSEWHERE: [f64; 5] = [0.21, 0.37, 0.5, 0.63, 0.79];
 
-/// Allocations at a boundary by which it is found again, at most.
-pub const HEAD: usize = 16;
+/// Length of a boundary's fingerprint: the boundary is found again by as many allocations after it, at most.
+pub const FINGERPRINT: usize = 16;
 /// So many of them may differ.
-const HEAD_DIFFERS: usize = 2;
+const FINGERPRINT_DIFFERS: usize = 2;
 /// A boundary is looked for within one part in this many of a period around the place where it should be.
 const DRIFT: usize = 8;
 /// What is alive at a boundary may exceed the least by one part in this many of the difference to the most.
@@ -95,20 +96,20 @@ pub enum Change {
 
 /// A period of a program.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rhythm {
+pub struct Period {
     /// Allocations in a period.
-    pub period: usize,
+    pub allocations: usize,
     /// Steps in a period: 1, or more where steps of different sizes take turns. All have the same number of allocations.
     pub steps: usize,
     /// The share of the bytes that are asked for as a period before.
     pub share: f64,
 }
 
-impl Rhythm {
+impl Period {
     /// The same with as many periods taken together as make at least so many allocations.
-    pub fn repeated(self, allocations: usize) -> Rhythm {
-        let times = allocations.div_ceil(self.period).max(1);
-        Rhythm { period: times * self.period, steps: times * self.steps, ..self }
+    pub fn repeated(self, allocations: usize) -> Period {
+        let times = allocations.div_ceil(self.allocations).max(1);
+        Period { allocations: times * self.allocations, steps: times * self.steps, ..self }
     }
 
     /// Whether sizes come again, and not their contour only.
@@ -116,32 +117,32 @@ impl Rhythm {
         self.share >= SHARE
     }
 
-    /// Whether all of a sequence of allocations keeps to the rhythm, beyond the first period, to which nothing compares.
+    /// Whether a sequence of allocations repeats with this period; the first period has nothing to compare with.
     pub fn holds(&self, sizes: &[u64]) -> bool {
-        let Some(window) = sizes.len().checked_sub(self.period + 1).filter(|&window| window > 0) else {
+        let Some(window) = sizes.len().checked_sub(self.allocations + 1).filter(|&window| window > 0) else {
             return false;
         };
         if self.repeats() {
-            is_rhythm(sizes, self.period, window)
+            is_period(sizes, self.allocations, window)
         } else {
-            is_contour(sizes, self.period, window)
+            is_contour(sizes, self.allocations, window)
         }
     }
 
     /// Whether it has lasted for a good part of so many allocations, of which these are the newest.
-    pub fn lasts(&self, sizes: &[u64], heard: usize) -> bool {
-        let part = heard / if self.repeats() { RECENT } else { CONTOUR_RECENT };
-        sizes.len().checked_sub(part + self.period + 1).is_some_and(|from| self.holds(&sizes[from..]))
+    pub fn lasts(&self, sizes: &[u64], logged: usize) -> bool {
+        let part = logged / if self.repeats() { RECENT } else { CONTOUR_RECENT };
+        sizes.len().checked_sub(part + self.allocations + 1).is_some_and(|from| self.holds(&sizes[from..]))
     }
 
     /// After how many of its periods the newest sizes come again, all of which are among these: steps of as many sizes take
     /// turns. `None` where none do so within so many.
     pub fn turns(&self, sizes: &[u64], most: usize) -> Option<usize> {
-        let window = CONTOUR_PERIODS * self.period;
-        let seen = |turns: usize| turns * self.period + window <= sizes.len();
+        let window = CONTOUR_PERIODS * self.allocations;
+        let seen = |turns: usize| turns * self.allocations + window <= sizes.len();
         (2..=most)
             .take_while(|&turns| seen(turns))
-            .find(|turns| is_rhythm(sizes, turns * self.period, window))
+            .find(|turns| is_period(sizes, turns * self.allocations, window))
     }
 
     /// Whether as much is alive after a period as before it, by the newest changes; `false` where these are too few to tell.
@@ -159,13 +160,13 @@ impl Rhythm {
             }
         }
         let range = |part: &[i64]| part.iter().copied().min().zip(part.iter().copied().max());
-        let Some(from) = before.len().checked_sub(self.period) else { return false };
+        let Some(from) = before.len().checked_sub(self.allocations) else { return false };
         let (earlier, newest) = before.split_at(from);
         let Some((least, most)) = range(newest) else { return false };
         let left = if self.repeats() {
             earlier.last().zip(newest.last()).map(|(earlier, newest)| newest - earlier)
         } else {
-            let earlier = from.checked_sub(self.period).map(|from| &earlier[from..]);
+            let earlier = from.checked_sub(self.allocations).map(|from| &earlier[from..]);
             earlier.and_then(range).map(|(earlier, _)| least - earlier)
         };
         left.is_some_and(|left| left.unsigned_abs() <= (most - least).unsigned_abs() / BALANCE)
@@ -174,7 +175,7 @@ impl Rhythm {
 
 /// Finds the period at the end of a sequence of allocations, by their sizes in bytes; `None` where there is none, or too
 /// little was seen.
-pub fn find(sizes: &[u64]) -> Option<Rhythm> {
+pub fn find(sizes: &[u64]) -> Option<Period> {
     let distances = candidates(&contours(sizes));
     let seen = sizes.len();
     let window = |period: usize| {
@@ -187,16 +188,16 @@ pub fn find(sizes: &[u64]) -> Option<Rhythm> {
         let window = window(period);
         // Before a loop there may be a row of one size, which agrees with itself at any distance.
         let older = &sizes[..seen - window / 2];
-        is_rhythm(sizes, period, window) && (period >= SHORT || is_rhythm(older, period, window / 2))
+        is_period(sizes, period, window) && (period >= SHORT || is_period(older, period, window / 2))
     };
     let mut periods: Vec<usize> = Vec::new();
-    // Several turns of a loop are no rhythm where the loop has not lasted for long enough to be one.
+    // Several turns of a loop are no period where the loop has not lasted for long enough to be one.
     let turns = |period: usize, periods: &[usize]| {
         let shorter = distances.iter().filter(|&&short| short < SHORT.min(period));
         let mut loops = shorter.filter(|&short| period.is_multiple_of(*short) && !periods.contains(short));
-        loops.any(|&short| is_rhythm(sizes, short, window(period)))
+        loops.any(|&short| is_period(sizes, short, window(period)))
     };
-    // A multiple of what leaves nothing over is no other rhythm.
+    // A multiple of a period that leaves nothing over is no other period.
     let mut whole: Option<usize> = None;
     for period in candidates.clone() {
         let known = whole.is_some_and(|whole| period.is_multiple_of(whole));
@@ -218,11 +219,11 @@ pub fn find(sizes: &[u64]) -> Option<Rhythm> {
     let step = candidates.filter(|&step| step <= period && period.is_multiple_of(step)).find(|&step| {
         step == period || (period + step < seen && is_contour(sizes, step, period.min(seen - step)))
     })?;
-    Some(Rhythm { period, steps: period / step, share: share(period) })
+    Some(Period { allocations: period, steps: period / step, share: share(period) })
 }
 
 /// [`find`] by contours alone.
-fn find_contour(sizes: &[u64], candidates: impl Iterator<Item = usize>) -> Option<Rhythm> {
+fn find_contour(sizes: &[u64], candidates: impl Iterator<Item = usize>) -> Option<Period> {
     let window = |period: usize| (CONTOUR_PERIODS * period).max(CONTOUR_EVIDENCE);
     let periods: Vec<usize> = candidates
         .filter(|&period| period + window(period) < sizes.len())
@@ -237,16 +238,16 @@ fn find_contour(sizes: &[u64], candidates: impl Iterator<Item = usize>) -> Optio
     let share = |period: usize| contours_alike(sizes, period, window);
     let best = periods.iter().map(|&period| share(period)).fold(0.0, f64::max);
     let period = periods.iter().copied().find(|&period| share(period) >= best - CONTOUR_BETTER)?;
-    Some(Rhythm { period, steps: 1, share: bytes_alike(sizes, period, period) })
+    Some(Period { allocations: period, steps: 1, share: bytes_alike(sizes, period, period) })
 }
 
-/// Where a step is best said to begin: the number of allocations, less than `period`, after which little is alive and
+/// Where a step is best said to begin: the number of allocations, less than a period, after which little is alive and
 /// the next allocation is of a size that is rare in the period and the same in all that was seen. `earlier` are the sizes
 /// allocated just before the changes. `None` where these are less than a period.
 ///
-/// Where only the contour repeats, every kind of step begins with a size of its own.
-pub fn boundary(earlier: &[u64], changes: &[Change], rhythm: &Rhythm) -> Option<usize> {
-    let period = rhythm.period;
+/// Where only the contour repeats, every step variant begins with a size of its own.
+pub fn boundary(earlier: &[u64], changes: &[Change], period: &Period) -> Option<usize> {
+    let length = period.allocations;
     let first = earlier.len();
     let mut alive = 0i64;
     let mut before = vec![0; first];
@@ -262,7 +263,7 @@ pub fn boundary(earlier: &[u64], changes: &[Change], rhythm: &Rhythm) -> Option<
             Change::Free(bytes) => alive -= bytes as i64,
         }
     }
-    let newest = sizes.len().checked_sub(period).filter(|&newest| newest >= first && period > 0)?;
+    let newest = sizes.len().checked_sub(length).filter(|&newest| newest >= first && length > 0)?;
     let mut count: HashMap<u64, usize> = HashMap::new();
     for &size in &sizes[newest..] {
         *count.entry(size).or_default() += 1;
@@ -270,35 +271,35 @@ pub fn boundary(earlier: &[u64], changes: &[Change], rhythm: &Rhythm) -> Option<
     let least = before[newest..].iter().min()?;
     let most = before[newest..].iter().max()?;
     let little = least + (most - least) / LITTLE as i64;
-    let steady = |at: usize| (at % period..at).step_by(period).all(|earlier| sizes[earlier] == sizes[at]);
+    let steady = |at: usize| (at % length..at).step_by(length).all(|earlier| sizes[earlier] == sizes[at]);
     let low = |at: usize| before[at] <= little;
     // Steady sizes at a low, then steady ones anywhere, then whatever there is.
     let places = [
         (newest..sizes.len()).filter(|&at| steady(at) && low(at)).collect::<Vec<_>>(),
-        (newest..sizes.len()).filter(|&at| if rhythm.repeats() { steady(at) } else { low(at) }).collect(),
+        (newest..sizes.len()).filter(|&at| if period.repeats() { steady(at) } else { low(at) }).collect(),
         (newest..sizes.len()).collect(),
     ];
     let places = places.into_iter().find(|places| !places.is_empty())?;
     let rarest = places.iter().map(|&at| count[&sizes[at]]).min()?;
     // The first of them, so that the first whole step is complete soon.
     let rare = places.into_iter().filter(|&at| count[&sizes[at]] <= RARE * rarest);
-    rare.map(|at| (at - first) % period).min()
+    rare.map(|at| (at - first) % length).min()
 }
 
 /// The boundary after the one at `at`: where the sizes that follow are alike, a period later or nearly; exactly a period
 /// later where there is no such place. `None` where too little was seen to tell.
 pub fn next_boundary(sizes: &[u64], at: usize, period: usize) -> Option<usize> {
-    let head = &sizes[at..sizes.len().min(at + HEAD.min(period))];
+    let fingerprint = &sizes[at..sizes.len().min(at + FINGERPRINT.min(period))];
     let differs = |next: usize| {
-        let other = sizes.get(next..next + head.len())?;
-        Some(head.iter().zip(other).filter(|&(&a, &b)| !alike(a, b)).count())
+        let other = sizes.get(next..next + fingerprint.len())?;
+        Some(fingerprint.iter().zip(other).filter(|&(&a, &b)| !alike(a, b)).count())
     };
     let nominal = at + period;
     differs(nominal)?;
     let near = (0..=period / DRIFT).flat_map(|drift| [nominal + drift, nominal - drift]);
-    let found = near
-        .clone()
-        .find(|&next| differs(next).is_some_and(|count| count <= HEAD_DIFFERS.min(head.len() / 4)));
+    let found = near.clone().find(|&next| {
+        differs(next).is_some_and(|count| count <= FINGERPRINT_DIFFERS.min(fingerprint.len() / 4))
+    });
     Some(found.unwrap_or(nominal))
 }
 
@@ -332,8 +333,8 @@ fn candidates(contours: &[u64]) -> Vec<usize> {
     let mut found = Vec::new();
     let mut end = contours.len();
     for _ in 0..STRETCHES {
-        // The newest stretch that tells something.
-        while end > WORD && contours[end - 1].count_ones() < TELLING {
+        // The newest stretch that is not constant.
+        while end > WORD && contours[end - 1].count_ones() < MIN_CHANGES {
             end -= 1;
         }
         if end <= WORD {
@@ -392,7 +393,7 @@ fn is_exact(sizes: &[u64], period: usize, window: usize) -> bool {
 }
 
 /// Whether the sizes of a window are those of a period before.
-fn is_rhythm(sizes: &[u64], period: usize, window: usize) -> bool {
+fn is_period(sizes: &[u64], period: usize, window: usize) -> bool {
     let agrees =
         |distance, window| agreement(sizes, distance, window, |now, before| alike(sizes[now], sizes[before]));
     // Most candidates fail at once.
@@ -470,8 +471,8 @@ mod tests {
             for _ in 0..8 {
                 sizes.extend(&one);
             }
-            let found = find(&sizes).expect("a rhythm");
-            assert_eq!((found.period, found.steps), (one.len(), 1), "{layers} layers");
+            let found = find(&sizes).expect("a period");
+            assert_eq!((found.allocations, found.steps), (one.len(), 1), "{layers} layers");
             assert!(found.share > 0.99 && found.holds(&sizes[100..]));
         }
     }
@@ -486,7 +487,7 @@ mod tests {
                 sizes.insert(sizes.len() - 20, 123_456);
             }
         }
-        assert_eq!(find(&sizes).expect("a rhythm").period, one.len());
+        assert_eq!(find(&sizes).expect("a period").allocations, one.len());
     }
 
     #[test]
@@ -494,17 +495,17 @@ mod tests {
         let sizes: Vec<u64> = (0..6)
             .flat_map(|_| [10_000, 14_000, 20_000].into_iter().flat_map(|unit| step(6, unit)))
             .collect();
-        let found = find(&sizes).expect("a rhythm");
-        assert_eq!((found.period, found.steps), (3 * step(6, 1).len(), 3));
+        let found = find(&sizes).expect("a period");
+        assert_eq!((found.allocations, found.steps), (3 * step(6, 1).len(), 3));
         // Before they come again, their contour shows a step.
         let all_different: Vec<u64> = (0..9).flat_map(|turn| step(6, 10_000 + 3_000 * turn)).collect();
         let found = find(&all_different).expect("a contour");
-        assert_eq!((found.period, found.steps), (step(6, 1).len(), 1));
+        assert_eq!((found.allocations, found.steps), (step(6, 1).len(), 1));
         assert!(found.share < 0.9 && found.holds(&all_different));
     }
 
     #[test]
-    fn no_rhythm_is_found_where_there_is_none() {
+    fn no_period_is_found_where_there_is_none() {
         let mostly_one: Vec<u64> =
             warm_up(4000).iter().map(|&size| if size % 10 == 0 { size } else { 65_536 }).collect();
         for sizes in [vec![], vec![65_536; 5000], warm_up(5000), mostly_one, step(3, 9_000)] {
@@ -515,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_within_a_step_is_no_rhythm_after_a_row_of_one_size() {
+    fn a_loop_within_a_step_is_no_period_after_a_row_of_one_size() {
         // Twelve turns, as of an optimizer over tables whose gradients follow the data.
         let mut next = noise(3);
         let turn = [65, 524, 65, 66, 65, 430, 53, 431, 430, 430, 53, 432, 430, 430];
@@ -528,17 +529,17 @@ mod tests {
 
     #[test]
     fn layers_leave_more_than_they_found_and_steps_do_not() {
-        let layer = |kept: bool| {
+        let layer = |retained: bool| {
             let mut changes = vec![Change::Allocate(90), Change::Allocate(50), Change::Free(90)];
-            changes.extend((!kept).then_some(Change::Free(50)));
+            changes.extend((!retained).then_some(Change::Free(50)));
             changes
         };
-        let rhythm = Rhythm { period: 4, steps: 1, share: 1.0 };
-        let changes = |layers: usize, kept| (0..layers).flat_map(|_| layer(kept)).collect::<Vec<_>>();
-        assert!(rhythm.is_balanced(&changes(8, false)) && !rhythm.is_balanced(&changes(8, true)));
-        assert!(!rhythm.is_balanced(&changes(2, false)), "less than a period and its end");
+        let period = Period { allocations: 4, steps: 1, share: 1.0 };
+        let changes = |layers: usize, retained| (0..layers).flat_map(|_| layer(retained)).collect::<Vec<_>>();
+        assert!(period.is_balanced(&changes(8, false)) && !period.is_balanced(&changes(8, true)));
+        assert!(!period.is_balanced(&changes(2, false)), "less than a period and its end");
         // Steps of all sizes are compared where least is alive.
-        let contour = Rhythm { share: 0.1, ..rhythm };
+        let contour = Period { share: 0.1, ..period };
         let step = |unit: u64| {
             [Change::Allocate(unit), Change::Allocate(unit), Change::Free(unit), Change::Free(unit)].repeat(2)
         };
@@ -550,9 +551,9 @@ mod tests {
     fn steps_that_take_turns_are_seen_when_two_of_them_come_again() {
         let lengths =
             |count: u64| (0..count).flat_map(|turn| step(6, 10_000 + 3_000 * (turn % 5))).collect::<Vec<_>>();
-        let rhythm = Rhythm { period: step(6, 1).len(), steps: 1, share: 0.1 };
-        assert_eq!((rhythm.turns(&lengths(6), 8), rhythm.turns(&lengths(7), 8)), (None, Some(5)));
-        assert_eq!(rhythm.turns(&lengths(20), 4), None);
+        let period = Period { allocations: step(6, 1).len(), steps: 1, share: 0.1 };
+        assert_eq!((period.turns(&lengths(6), 8), period.turns(&lengths(7), 8)), (None, Some(5)));
+        assert_eq!(period.turns(&lengths(20), 4), None);
     }
 
     #[test]
@@ -567,11 +568,11 @@ mod tests {
             }
             changes.push(Change::Allocate(size));
         }
-        let rhythm = Rhythm { period: one.len(), steps: 1, share: 1.0 };
-        let begins = boundary(&[], &changes, &rhythm).expect("two periods");
+        let period = Period { allocations: one.len(), steps: 1, share: 1.0 };
+        let begins = boundary(&[], &changes, &period).expect("two periods");
         // The first rare size after the frees.
         assert!((2..=4).contains(&begins), "{begins}");
-        assert_eq!(boundary(&[], &changes[..10], &rhythm), None);
+        assert_eq!(boundary(&[], &changes[..10], &period), None);
     }
 
     #[test]
@@ -582,6 +583,6 @@ mod tests {
         sizes.remove(one.len() + 40);
         assert_eq!(next_boundary(&sizes, 0, one.len()), Some(one.len() + 1));
         assert_eq!(next_boundary(&sizes, one.len() + 1, one.len()), Some(2 * one.len()));
-        assert_eq!(next_boundary(&sizes, 2 * one.len(), one.len()), None, "its head was not seen");
+        assert_eq!(next_boundary(&sizes, 2 * one.len(), one.len()), None, "its fingerprint was not seen");
     }
 }

@@ -109,8 +109,8 @@ fn a_server_that_marks_nothing_is_served_from_the_heap() {
 }
 
 #[test]
-fn one_thread_after_the_crowd_has_a_plan_again() {
-    let name = test_name!(one_thread_after_the_crowd_has_a_plan_again);
+fn one_thread_after_concurrent_steps_has_a_plan_again() {
+    let name = test_name!(one_thread_after_concurrent_steps_has_a_plan_again);
     let settings = [("START_STATISTIC_STEP", "20"), ("STABLE_STATISTIC_STEP", "3")];
     if !process::is_child(name) {
         process::run(name, &settings);
