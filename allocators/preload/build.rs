@@ -1,4 +1,4 @@
-//! What the linker is told, so that processes with no use for most of the library pay little for its being loaded.
+//! Options for the linker, so that processes with no use for most of the library pay little for its being loaded.
 
 use std::path::Path;
 use std::{env, fs};
@@ -19,22 +19,22 @@ const LATE: &str = "
 fn main() {
     let folder = env::var("OUT_DIR").expect("cargo says where");
     let folder = Path::new(&folder);
-    let tell = |argument: &str| println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
+    let link = |argument: &str| println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
 
-    // Calls of these go to `underneath`, which says why.
-    tell("--wrap=munmap");
-    tell("--wrap=madvise");
+    // Calls of these go to the module `backends`, which says why.
+    link("--wrap=munmap");
+    link("--wrap=madvise");
 
     // Backends do not start by themselves.
     println!("cargo:rerun-if-changed=start.ld");
-    tell(&format!("-T,{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("start.ld").display()));
+    link(&format!("-T,{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("start.ld").display()));
 
     // Calls of these go to a jump of our own, which goes on by the procedure linkage table.
-    tell("-z,lazy");
+    link("-z,lazy");
     let jump = if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|name| name == "x86_64") { "jmp" } else { "b" };
     let mut late = String::new();
     for function in LATE.split_whitespace() {
-        tell(&format!("--wrap={function}"));
+        link(&format!("--wrap={function}"));
         let text = format!(".globl __wrap_{function}\\n__wrap_{function}: {jump} __real_{function}@PLT");
         late += &format!("core::arch::global_asm!(\"{text}\");\n");
     }

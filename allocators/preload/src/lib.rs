@@ -1,6 +1,6 @@
 //! libstepalloc.so: the C library's malloc for programs nobody recompiles.
 //!
-//! `LD_PRELOAD=libstepalloc.so program` sends the program's malloc family here. What is too small to plan goes on to
+//! `LD_PRELOAD=libstepalloc.so program` sends the program's calls of malloc and its family here. What is too small to plan goes on to
 //! the backend that `STEPALLOC_BACKEND` chose at the process's first allocation (glibc, jemalloc, mimalloc) by one
 //! comparison and one indirect jump; the rest takes the way of `stepalloc::route`. The program, or a script in it,
 //! marks its steps by calling `stepalloc_step()`.
@@ -9,18 +9,18 @@
 //! pointers for size 0, checked products, alignment 16 at least, nothing unwinds. `operator new` is not exported:
 //! libstdc++ calls malloc.
 //!
-//! [`underneath`] holds the backends and how they are reached, [`family`] the malloc family, [`answers`] the calls
-//! that ask about the heap, [`steps`] the functions that are ours, [`image`] the library's own pages.
+//! [`backends`] reaches the backends, [`malloc`] has malloc and its family, [`introspection`] the calls that ask about the
+//! heap, [`steps`] the functions that are ours, [`segments`] the library's own pages.
 
-mod answers;
-mod family;
-mod image;
+mod backends;
+mod introspection;
+mod malloc;
+mod segments;
 mod steps;
-mod underneath;
 
-// The jumps that `build.rs` tells of.
+// The jumps that `build.rs` writes.
 include!(concat!(env!("OUT_DIR"), "/late.rs"));
 
 /// What this library's own Rust code allocates goes to the backend, never through the plan.
 #[global_allocator]
-static INTERNAL: underneath::Internal = underneath::Internal;
+static INTERNAL: backends::Internal = backends::Internal;

@@ -73,17 +73,17 @@ pub unsafe extern "C" fn stepalloc_name_site(frames: *const c_char) {
 static LOADED: extern "C" fn() = loaded;
 
 extern "C" fn loaded() {
-    crate::underneath::start();
+    crate::backends::start();
     statistic::initialise();
     if let Some(path) = os::environment(c"STEPALLOC_ATTACHED") {
-        tell_attached(path);
+        report_attached(path);
     }
 }
 
-/// Tells whoever started us, with the name of a file, that we are in this process.
+/// Reports to whoever started us, in a file, that the library is in this process.
 #[cold]
 #[inline(never)]
-fn tell_attached(name: &[u8]) {
+fn report_attached(name: &[u8]) {
     let mut path = [0; 4096];
     let Some(place) = path.get_mut(..name.len()) else { return };
     place.copy_from_slice(name);

@@ -1,11 +1,11 @@
-//! The malloc family.
+//! The malloc family of the C library.
 //!
 //! Each function begins with the way for what is not planned: a comparison or two and a jump to the backend. The way
 //! for the rest stands in functions of its own, so that the first stays a few instructions long.
 
 #[cfg(target_arch = "x86_64")]
-use crate::underneath::{CALLOC, REALLOC};
-use crate::underneath::{FREE, MALLOC, Underneath, functions};
+use crate::backends::{CALLOC, REALLOC};
+use crate::backends::{FREE, MALLOC, PreloadBackend, functions};
 use core::ffi::{c_int, c_void};
 use core::ptr;
 use statistic::route;
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
 
 unsafe extern "C" fn allocate_natural(size: usize) -> *mut c_void {
     // SAFETY: a power of two. The backend refuses sizes no object can have.
-    unsafe { route::allocate::<Underneath>(size, NATURAL_ALIGN).cast() }
+    unsafe { route::allocate::<PreloadBackend>(size, NATURAL_ALIGN).cast() }
 }
 
 /// `void free(void *)`
@@ -115,7 +115,7 @@ unsafe fn free_otherwise(block: *mut c_void) {
     // SAFETY: the caller's promise.
     unsafe {
         let size = usable_size(block);
-        route::deallocate::<Underneath>(block.cast(), size, NATURAL_ALIGN);
+        route::deallocate::<PreloadBackend>(block.cast(), size, NATURAL_ALIGN);
     }
 }
 
@@ -164,7 +164,7 @@ unsafe extern "C" fn allocate_zeroed(count: usize, size: usize) -> *mut c_void {
         if bytes < route::threshold() {
             return (functions().calloc)(count, size);
         }
-        route::allocate_zeroed::<Underneath>(bytes, NATURAL_ALIGN).cast()
+        route::allocate_zeroed::<PreloadBackend>(bytes, NATURAL_ALIGN).cast()
     }
 }
 
@@ -232,7 +232,7 @@ unsafe extern "C" fn reallocate(block: *mut c_void, size: usize) -> *mut c_void 
         if size > isize::MAX as usize {
             return fail(libc::ENOMEM);
         }
-        route::reallocate::<Underneath>(block.cast(), usable_size(block), NATURAL_ALIGN, size).cast()
+        route::reallocate::<PreloadBackend>(block.cast(), usable_size(block), NATURAL_ALIGN, size).cast()
     }
 }
 
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
             }
             return (functions().memalign)(align, size);
         }
-        route::allocate::<Underneath>(size, align).cast()
+        route::allocate::<PreloadBackend>(size, align).cast()
     }
 }
 

@@ -1,10 +1,10 @@
-//! The backend underneath, reached by a table of functions that the first call fills.
+//! The backends, reached by a table of functions that the first call fills.
 //!
 //! glibc is reached by its `__libc_` names, since `malloc` is ourselves; what has no such name is looked up behind us
 //! (`RTLD_NEXT`) once the table stands, because `dlsym` may allocate. jemalloc and mimalloc are linked in with symbols
 //! of their own.
 
-use crate::image;
+use crate::segments;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
@@ -168,7 +168,7 @@ fn kind() -> Kind {
         let mut variable = start.add(1 + *start + 1).cast::<*const c_char>();
         while !(*variable).is_null() {
             if let Some(value) = CStr::from_ptr(*variable).to_bytes().strip_prefix(b"STEPALLOC_BACKEND=") {
-                // A bad name is told when the C library is up.
+                // A bad name is reported when the C library is up.
                 return Kind::from_name(value).unwrap_or(Kind::Glibc);
             }
             variable = variable.add(1);
@@ -318,8 +318,8 @@ unsafe extern "C" fn mimalloc_memalign(align: usize, size: usize) -> *mut c_void
 // glibc's free keeps errno itself. jemalloc's and mimalloc's may return pages to the system, which can be refused (for a
 // page that the program locked, say), and errno says so then. The linker leads this library's calls of these two functions
 // to us (`--wrap`), and we keep errno as it was. jemalloc only looks at whether they failed. mimalloc takes errno for
-// that, and does no more about it than to mention it if asked to (or, where its purges were told to use it, to try again
-// without MADV_FREE, which Linux has since 4.5); it is told that all went well.
+// that, and does no more about it than to mention it if asked to (or, where its purges are set to use it, to try again
+// without MADV_FREE, which Linux has since 4.5); for mimalloc the calls return success.
 
 unsafe extern "C" {
     fn __real_munmap(start: *mut c_void, bytes: usize) -> c_int;
@@ -392,20 +392,20 @@ unsafe extern "C" fn first_usable_size(block: *mut c_void) -> usize {
 }
 
 /// The table as a backend of the statistic allocator.
-pub(crate) struct Underneath;
+pub(crate) struct PreloadBackend;
 
 /// As in C: alignments up to this come by themselves.
 const NATURAL_ALIGN: usize = statistic::backend::NATURAL_ALIGN;
 
 // SAFETY: malloc's contract, which each of the three keeps, is that of the trait.
-unsafe impl Backend for Underneath {
+unsafe impl Backend for PreloadBackend {
     fn name() -> &'static str {
         functions().name
     }
 
     fn trim() {
         (functions().trim)();
-        image::give_back();
+        segments::give_back();
     }
 
     fn retain(retention: Retention) {
@@ -470,25 +470,25 @@ fn or_enomem(block: *mut c_void) -> *mut u8 {
 /// The backend as the allocator of this library's own Rust code.
 pub(crate) struct Internal;
 
-// SAFETY: as for `Underneath`; layouts' alignments are powers of two.
+// SAFETY: as for `PreloadBackend`; layouts' alignments are powers of two.
 unsafe impl GlobalAlloc for Internal {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: see above.
-        unsafe { Underneath::allocate(layout.size(), layout.align()) }
+        unsafe { PreloadBackend::allocate(layout.size(), layout.align()) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         // SAFETY: see above.
-        unsafe { Underneath::deallocate(block, layout.size(), layout.align()) }
+        unsafe { PreloadBackend::deallocate(block, layout.size(), layout.align()) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: see above.
-        unsafe { Underneath::allocate_zeroed(layout.size(), layout.align()) }
+        unsafe { PreloadBackend::allocate_zeroed(layout.size(), layout.align()) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         // SAFETY: see above.
-        unsafe { Underneath::reallocate(block, layout.size(), layout.align(), new_size) }
+        unsafe { PreloadBackend::reallocate(block, layout.size(), layout.align(), new_size) }
     }
 }

@@ -1,6 +1,6 @@
-//! The calls that ask about the heap or tune it: answered for backend and arena together where the backend can tell.
+//! Introspection and tuning of the heap: figures are those of backend and arena together where the backend has any.
 
-use crate::underneath::{Underneath, chosen, glibc_mallopt, glibc_trim, next};
+use crate::backends::{PreloadBackend, chosen, glibc_mallopt, glibc_trim, next};
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
 use statistic::Backend;
@@ -18,7 +18,7 @@ pub extern "C" fn malloc_trim(pad: usize) -> c_int {
     if is_glibc() {
         return c_int::from(given) | glibc_trim(pad);
     }
-    Underneath::trim();
+    PreloadBackend::trim();
     1
 }
 
@@ -104,7 +104,7 @@ pub extern "C" fn malloc_stats() {
     log_stderr(format_args!("{}", core::str::from_utf8(text.as_bytes()).unwrap_or("")));
 }
 
-/// `int malloc_info(int, FILE *)`: glibc's XML where it is the backend; else an empty document of the same kind.
+/// `int malloc_info(int, FILE *)`: glibc's XML where it is the backend; else an empty document of the same form.
 ///
 /// # Safety
 /// `stream` is an open stream.
