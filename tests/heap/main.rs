@@ -14,7 +14,7 @@
 //! - `limits`: bounded arenas, address space that runs out, forks;
 //! - `large`: the large heap, before a plan and beside it;
 //! - `panics`: a panic of the engine's own;
-//! - `period`: steps that nobody marks;
+//! - `period`: detected steps;
 //! - `settings`: bad values and the statistics signal;
 //! - `stall`: what a boundary costs the step's own thread.
 

@@ -1,4 +1,4 @@
-//! Steps that nobody marks: found in recorded traces, told from what has none, planned anew when the program changes.
+//! Detected steps: found in recorded traces, not found in programs without a period, planned anew when the program changes.
 
 use crate::process;
 use crate::shadow::{Block, Random};
@@ -175,8 +175,8 @@ fn a_program_that_changes_is_planned_anew_and_nothing_grows() {
 }
 
 #[test]
-fn kinds_of_steps_that_come_again_have_their_plans() {
-    let name = test_name!(kinds_of_steps_that_come_again_have_their_plans);
+fn step_variants_that_come_again_have_their_plans() {
+    let name = test_name!(step_variants_that_come_again_have_their_plans);
     process::scenario(name, &[], || {
         let lengths = [40, 80, 56, 120];
         let mut plans = Vec::new();
@@ -228,9 +228,9 @@ fn steps_of_several_lengths_at_random_find_their_slots() {
 }
 
 #[test]
-fn what_begins_counts_found_steps() {
+fn what_begins_counts_detected_steps() {
     const FIRST: u64 = 50;
-    let name = test_name!(what_begins_counts_found_steps);
+    let name = test_name!(what_begins_counts_detected_steps);
     process::scenario(name, &[("START_STATISTIC_STEP", "50")], || {
         let mut planned = None;
         for number in 0..3 * FIRST {

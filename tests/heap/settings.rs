@@ -8,12 +8,8 @@ use stepalloc::{HugePages, Large, Settings};
 /// A variable, values that are none for it, and the default as its line must name it.
 const BAD: [(&str, &[&str], &str); 12] = [
     ("ENABLE_MEMORY_OPTIMIZATION", &["yes", "2", ""], "1"),
-    (
-        "START_STATISTIC_STEP",
-        &["soon", "-1", "1.5", "18446744073709551616"],
-        "100, or 0 of steps that nobody marks",
-    ),
-    ("STABLE_STATISTIC_STEP", &["few", " 3"], "10, or two steps where nobody marks them"),
+    ("START_STATISTIC_STEP", &["soon", "-1", "1.5", "18446744073709551616"], "100, or 0 of detected steps"),
+    ("STABLE_STATISTIC_STEP", &["few", " 3"], "10, or two detected steps"),
     ("MAX_STATISTIC_STEP", &["", "1e3"], "100"),
     ("STEPALLOC_MIN_BYTES", &["32k", "1023"], "32768"),
     ("STEPALLOC_MAX_ARENA", &["-5", "1GiB"], "no limit"),
@@ -93,7 +89,7 @@ fn values_of_any_bytes_cost_one_line_and_no_more() {
         assert!(lines.len() == 1 && lines[0].len() < 400, "{lines:?}");
         assert!(
             lines[0].contains("START_STATISTIC_STEP")
-                && lines[0].ends_with("default, 100, or 0 of steps that nobody marks"),
+                && lines[0].ends_with("default, 100, or 0 of detected steps"),
             "{}",
             lines[0]
         );

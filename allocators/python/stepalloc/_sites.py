@@ -1,9 +1,9 @@
-"""Call sites: tells the preloaded library in which line of Python its blocks were asked for.
+"""Call sites: names for the preloaded library the line of Python in which its blocks were asked for.
 
 Begun by ``stepalloc.pth`` when the interpreter starts under ``stepalloc run --call-sites``, and never otherwise. Lines are
 followed by :func:`sys.settrace`, because only it knows of operators; a program that uses it itself (a debugger, coverage)
 takes it over, and has no frames from then on. It slows Python's own work down several times; what is done in libraries is as
-fast as ever. The library is asked at each line whether something was traced since the one before, and only then told where
+fast as ever. The library is asked at each line whether something was traced since the one before, and only then given where
 that was.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 __all__ = ["begin"]
 
-#: Frames of a stack, at most; of what is called deeper the innermost are told.
+#: Frames of a stack, at most; of deeper stacks the innermost are recorded.
 _DEPTH = 24
 
 
@@ -58,8 +58,8 @@ def _stack(frame: FrameType | None, line: int) -> bytes:
 def _follower(traced: Callable[[], int], name: Callable[[bytes], None]) -> Callable[..., Any]:
     """What is called at each call of a function; it returns what is called at each of its lines."""
 
-    def tell(frame: FrameType | None, line: int) -> bool:
-        """Says where the thread was until now, if that is wanted; False where nothing more is."""
+    def record(frame: FrameType | None, line: int) -> bool:
+        """Records where the thread was until now, if that is wanted; False where nothing more is."""
         answer = traced()
         if answer > 0:
             name(_stack(frame, line))
@@ -69,13 +69,13 @@ def _follower(traced: Callable[[], int], name: Callable[[bytes], None]) -> Calla
 
     def called(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         caller = frame.f_back
-        if not tell(caller, caller.f_lineno if caller is not None else 0):
+        if not record(caller, caller.f_lineno if caller is not None else 0):
             return None
         before = frame.f_lineno
 
         def follow(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
             nonlocal before
-            wanted = tell(frame, before)
+            wanted = record(frame, before)
             before = frame.f_lineno
             return follow if wanted else None
 

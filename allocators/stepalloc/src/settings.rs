@@ -75,8 +75,8 @@ impl Settings {
         let default = Self::DEFAULT;
         Self {
             enabled: switch(c"ENABLE_MEMORY_OPTIMIZATION", default.enabled),
-            start_step: optional(c"START_STATISTIC_STEP", "100, or 0 of steps that nobody marks"),
-            stable_steps: optional(c"STABLE_STATISTIC_STEP", "10, or two steps where nobody marks them"),
+            start_step: optional(c"START_STATISTIC_STEP", "100, or 0 of detected steps"),
+            stable_steps: optional(c"STABLE_STATISTIC_STEP", "10, or two detected steps"),
             max_steps: number(c"MAX_STATISTIC_STEP", 0, default.max_steps),
             min_bytes: number(c"STEPALLOC_MIN_BYTES", LEAST_MIN_BYTES, default.min_bytes as u64) as usize,
             max_arena: number(c"STEPALLOC_MAX_ARENA", 0, default.max_arena as u64) as usize,
@@ -116,7 +116,7 @@ impl Settings {
     }
 
     /// Steps that must have changed nothing: as set, else 10 of those that are marked. `None` for detected ones:
-    /// their period says that they agree, and two of them show what lives on from one to the next.
+    /// their period shows that they agree, and two of them show what lives on from one to the next.
     pub fn stable(&self, marked: bool) -> Option<u64> {
         self.stable_steps.or(marked.then_some(STABLE))
     }

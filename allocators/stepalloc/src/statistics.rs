@@ -1,7 +1,7 @@
 //! Statistics: what the allocator did, as a snapshot a program can ask for, and as one line of JSON.
 //!
 //! Counting costs the allocation path nothing where the plan serves: the matcher's own counters say how many planned
-//! blocks a step asked for. Only what misses is counted one by one.
+//! blocks a step asked for. Only slot misses are counted one by one.
 
 use crate::lookup::counter::Count;
 use crate::lookup::misses::{Miss, REPORTED};

@@ -376,7 +376,7 @@ impl Cells {
     /// Undoes [`Cells::map`].
     ///
     /// # Safety
-    /// Nobody was told of them or their slots.
+    /// No other thread has their address, nor a slot of theirs.
     pub(crate) unsafe fn unmap(&'static self) {
         // SAFETY: the caller's promise.
         unsafe { os::unmap(ptr::from_ref(self).cast_mut().cast(), self.bytes) };

@@ -1,4 +1,4 @@
-//! Plans kept in a file: recognised by what the program asks for, and put in force.
+//! The plan cache: plans of the plan file are recognised by the program's allocations, and put in force.
 
 use super::machine::{Action, Machine, Origin, Snapshot};
 use crate::lookup::Class;
@@ -35,7 +35,7 @@ impl Machine {
         !matches!(self.cache, Cache::Unknown)
     }
 
-    /// Says what the plan file holds, if there is one.
+    /// Takes what the plan file holds, if there is one.
     pub(crate) fn open_cache(&mut self, file: Option<Option<Plans>>, has_arena: bool) {
         self.cache = match file {
             None => Cache::None,
@@ -50,7 +50,7 @@ impl Machine {
     pub(super) fn observe_for_cache(&mut self) {
         let waits = self.may_be_cached() && self.settings.enabled;
         if waits {
-            // Where a step was marked before anything was allocated, nobody has asked for that.
+            // Where a step was marked before anything was allocated, the log has no such wake-up yet.
             self.act(Action::WakeAfterSizes(FINGERPRINT as u64));
         }
         self.observe(if waits { Watch::Sizes } else { Watch::Nothing });

@@ -1,8 +1,8 @@
-//! Steps that nobody marks: their period is looked for in the size log, followed in the recorder, planned, and watched while the plan
+//! Detected steps: their period is looked for in the size log, followed in the recorder, planned, and watched while the plan
 //! serves.
 //!
 //! What a boundary call does for marked steps happens within allocations here: while idle, when the size log has grown enough for another
-//! look; while following, when the recorder has what was asked for; while a plan serves, at the first allocation of a step, which the
+//! sample; while following, when the recorder has what was asked for; while a plan serves, at the first allocation of a step, which the
 //! matcher knows by its class and by all others having come.
 
 use super::machine::{Action, Machine, MissWindow, Mode, Plan, Snapshot};
@@ -84,7 +84,7 @@ impl Machine {
         self.act(Action::Record { serving: self.plan.is_some(), watch: Watch::All });
     }
 
-    /// The least bytes of an arena for steps that nobody marks.
+    /// The least bytes of an arena for detected steps.
     fn least_bytes(&self) -> u64 {
         LEAST_STEP * self.settings.min_bytes as u64
     }
@@ -185,7 +185,7 @@ impl Machine {
                 self.act(Action::WakeAfterEvents(Some(allocations)));
             }
             Outcome::Hard { profiles, start } => {
-                // Nothing more is recorded; only the order of sizes says what the plan will come upon.
+                // Nothing more is recorded; the size log alone shows which step the plan comes upon.
                 self.observe(Watch::Sizes);
                 self.act(Action::DropEvents);
                 self.come_back_soon();

@@ -1,8 +1,8 @@
 //! The engine: counts steps, and leads the process from the first allocation to a plan, and from one plan to the next.
 //!
 //! What is decided stands in [`machine`], which is pure; here is what it takes to observe and to act: one lock that no allocation waits
-//! for, a thread where work is long, the plan file, forks. Everything happens at step boundaries, or where nobody marks steps, within
-//! allocations that come upon something; these ask for the lock once and go on where it is held.
+//! for, a thread where work is long, the plan file, forks. Everything happens at step boundaries, or of detected steps, within
+//! allocations that reach a wake-up; these ask for the lock once and go on where it is held.
 //!
 //! A panic in here ends planning, and not the program: see [`Engine::stop`].
 
@@ -148,7 +148,7 @@ pub(crate) fn detected_boundary(class: Class, step: u64) -> bool {
     ended.unwrap_or(false)
 }
 
-/// Called when more requests than a step has found no slot since the last boundary.
+/// Called when more slots were missed since the last boundary than a step has allocations.
 #[cold]
 pub(crate) fn period_lost() {
     enter(Some(1), |engine| {
@@ -240,7 +240,7 @@ impl Engine {
         self.machine.open_cache(plans, STATE.arena.is_open());
     }
 
-    /// Tells the machine of an event, and does what it says.
+    /// Hands an event to the machine, and carries its actions out.
     fn happen(&mut self, event: Event, step: Option<StepFigures>) {
         let now = Snapshot {
             sizes: &SIZE_LOG,
@@ -325,7 +325,7 @@ impl Engine {
         if here {
             return Some(Event::Worked(run(work, Place::Here)));
         }
-        // The work is lost if no thread can be made, so it is kept where both can take it.
+        // The work is lost if no thread can be made, so it stays where both can take it.
         let shared = Arc::new(std::sync::Mutex::new(Some(work)));
         let beside = Arc::clone(&shared);
         let take = |shared: &std::sync::Mutex<Option<Work>>| {
@@ -412,7 +412,7 @@ impl Engine {
         true
     }
 
-    /// Says what the arena holds, once it is full, and has somebody look whether it is used.
+    /// Reports the arena's bytes to the heap once it is full, and starts the thread that looks whether it is used.
     fn look_after_arena(&mut self) {
         if self.machine.has_settled() {
             // Also what was touched again since pages went back.

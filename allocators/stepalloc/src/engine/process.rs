@@ -74,7 +74,7 @@ extern "C" fn after_fork() {
 }
 
 extern "C" fn write_json_file() {
-    // A child that made no step of its own has nothing to tell.
+    // A child that made no step of its own has no figures.
     if FORKED.load(Relaxed) != 0 {
         return;
     }

@@ -1,6 +1,6 @@
 //! Slot misses: blocks of planned size that found no slot, how many and why.
 //!
-//! Only what misses is counted one by one; what finds its slot costs nothing here. Sums are those of the running step and
+//! Only slot misses are counted one by one; what finds its slot costs nothing here. Sums are those of the running step and
 //! taken at its boundary; the reasons, by size, are those since the plan in force serves.
 
 use super::class::Class;

@@ -1,4 +1,4 @@
-//! From recorded steps to plans: [`collector`] merges steps, a [`step_profile`] is what one kind of them asks for, a [`proposal`] places it, and
+//! From recorded steps to plans: [`collector`] merges steps, a [`step_profile`] is what one step variant asks for, a [`proposal`] places it, and
 //! a [`plan_file`] keeps that for the next process.
 
 pub(crate) mod collector;

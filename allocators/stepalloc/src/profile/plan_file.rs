@@ -7,7 +7,7 @@
 //!
 //! Little-endian numbers of 64 bits: [`MAGIC`], [`VERSION`], a checksum of all that follows (FNV-1a), log2 of the granule's
 //! bytes, the height in bytes, the least planned size, the period (allocations, steps, share; 0 where steps were marked), the
-//! number of step variants. For each variant: the period; class and allocations by which it is known to begin (0 where steps
+//! number of step variants. For each variant: the period; class and allocations by which its beginning is recognised (0 where steps
 //! were marked); the numbers of planned blocks, of held ones, of families and of a step's allocations; then the planned
 //! blocks (size, alignment, lower, upper, number among its equals, offset), the held ones (size, alignment, number), the
 //! families (smallest, largest), and the classes of the allocations in their order.

@@ -23,7 +23,7 @@ pub(crate) struct StepProfile {
     pub(crate) step: StepProblem,
     /// Smallest and largest size of each family.
     pub(crate) families: Vec<(u64, u64)>,
-    /// How steps are known to begin, where nobody marks them.
+    /// How the beginning of a step is recognised, where steps were detected.
     pub(crate) begin: Option<Begin>,
     /// What a step asks for, in its order.
     pub(crate) sequence: Vec<Class>,

@@ -1,5 +1,5 @@
 //! What is written down while a program runs: the [`size_log`] of large allocations in their order, the [`recorder`]'s events while steps are
-//! learned, the [`journal`] of what each step has cost, and the [`tracer`]'s file for whoever wants to see everything.
+//! learned, the [`journal`] of what each step has cost, and the [`tracer`]'s file of all events.
 
 pub(crate) mod journal;
 pub(crate) mod recorder;

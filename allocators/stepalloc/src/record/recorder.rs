@@ -2,7 +2,7 @@
 //!
 //! Any thread appends with one atomic addition and three stores, into memory mapped by ourselves; nothing is
 //! allocated, locked or formatted. Time is the event's index. An allocation is logged after the backend has answered
-//! and a free before the backend is told, so that the log is a legal history of every address. The engine reads the
+//! and a free before the backend gets it, so that the log is a legal history of every address. The engine reads the
 //! log at step boundaries ([`Recorder::read`]).
 
 use crate::lookup::Class;
@@ -41,7 +41,7 @@ pub(crate) struct Recorder {
     head: AtomicU64,
     /// Everything before it was read, and may be overwritten.
     tail: AtomicU64,
-    /// The engine wants to read when so many events were logged: in steps that nobody marks.
+    /// The engine wants to read when so many events were logged: in detected steps.
     wake: AtomicU64,
 }
 
