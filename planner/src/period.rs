@@ -19,7 +19,7 @@
 //!
 //! A period that only the contour shows must be seen three times, because steps of two lengths may just have followed each
 //! other. What repeats may still be the layers of a model, each of which leaves blocks for the way back:
-//! [`Period::is_balanced`] tells them from steps once allocations and frees were recorded. One search costs O(n) for n
+//! [`Period::is_balanced`] separates them from steps once allocations and frees were recorded. One search costs O(n) for n
 //! allocations and a few comparisons for each candidate.
 
 use std::cmp::Ordering;
@@ -40,7 +40,7 @@ const CONTOUR_EVIDENCE: usize = 2 * EVIDENCE;
 /// Of shorter periods twice as many: what repeats so soon is most often a loop within a step, over tables or parameters. (That
 /// of sixteen sparse tables asks for 14 blocks a turn.)
 pub const SHORT: usize = 24;
-/// Of a longer period so many allocations are enough to tell.
+/// Of a longer period so many allocations are enough.
 const LONG: usize = 1024;
 /// Candidates proved at most, the shortest first.
 const CANDIDATES: usize = 256;
@@ -145,7 +145,7 @@ impl Period {
             .find(|turns| is_period(sizes, turns * self.allocations, window))
     }
 
-    /// Whether as much is alive after a period as before it, by the newest changes; `false` where these are too few to tell.
+    /// Whether as much is alive after a period as before it, by the newest changes; `false` where these are too few.
     ///
     /// Steps of several sizes are compared where least is alive in each.
     pub fn is_balanced(&self, changes: &[Change]) -> bool {
@@ -287,7 +287,7 @@ pub fn boundary(earlier: &[u64], changes: &[Change], period: &Period) -> Option<
 }
 
 /// The boundary after the one at `at`: where the sizes that follow are alike, a period later or nearly; exactly a period
-/// later where there is no such place. `None` where too little was seen to tell.
+/// later where there is no such place. `None` where too little was seen.
 pub fn next_boundary(sizes: &[u64], at: usize, period: usize) -> Option<usize> {
     let fingerprint = &sizes[at..sizes.len().min(at + FINGERPRINT.min(period))];
     let differs = |next: usize| {

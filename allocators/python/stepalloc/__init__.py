@@ -17,7 +17,7 @@ says so, in either of two ways::
         with stepalloc.step():      # the same, as a scope
             train(batch)
 
-From the first mark on only marks count. :func:`stats` and :func:`phase` tell what was learned and planned.
+From the first mark on only marks count. :func:`stats` and :func:`phase` report what was learned and planned.
 
 The functions are those of whichever libstepalloc.so is preloaded, by ``python -m stepalloc``, by ``stepalloc run`` or by
 hand. Where none is, they do nothing, say so once on standard error, and the program runs as it would without them; so
@@ -40,7 +40,7 @@ _PHASES = ("waiting", "collecting", "planned")
 #: Bytes for the statistics at first, which are some 900; below the least size that is ever planned by default.
 _STATISTICS_BYTES = 8192
 
-#: Held for good by the first caller who finds that the library is not there, and tells.
+#: Held for good by the first caller who finds that the library is not there, and reports it.
 _told = threading.Lock()
 #: One item for each scope open now, in all threads. A list, because its methods are atomic and a sum's are not.
 _open: list[None] = []

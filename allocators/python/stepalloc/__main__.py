@@ -24,7 +24,7 @@ Runs a Python program with the memory of its steps planned. Steps are found by t
 by it with stepalloc.step(). Options of the interpreter (-O, -u, -W, -X) stand before -m stepalloc, and are kept.
 
 options:
-  --backend B    the allocator underneath: glibc, jemalloc or mimalloc [default: STEPALLOC_BACKEND, else glibc]
+  --backend B    the backend: glibc, jemalloc or mimalloc [default: STEPALLOC_BACKEND, else glibc]
   --json F       append one JSON object to this file for each process that made steps, when it ends
   --plan F       begin with the plans of this file, and keep new ones in it
   --min-bytes N  plan blocks of N bytes and more, 1024 at least [default: STEPALLOC_MIN_BYTES, else 32768]

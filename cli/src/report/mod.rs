@@ -289,7 +289,7 @@ pub fn of_plans(report: &mut Report, path: &Path, trace: Option<&Trace>) -> Resu
     let blocks: usize = kept.steps.iter().map(|step| step.problem.blocks.len()).sum();
     report.fact("Planned blocks", blocks.to_string());
     if count > 1 {
-        report.fact("Kinds of steps", count.to_string());
+        report.fact("Step variants", count.to_string());
     }
     for (index, (step, offsets)) in kept.steps.iter().zip(&kept.offsets).enumerate() {
         let callers = trace.map(|trace| trace.callers(&step.keys, stepalloc::plan_class));
@@ -374,7 +374,7 @@ pub fn of_trace(report: &mut Report, trace: &Trace, min_bytes: u64) -> Result<()
     if let Some(alive) = what_if::load_of_unlike(trace, min_bytes, &step, &plan) {
         report.notices.push(format!(
             "These steps are not alike: one plan for all of them takes {:.2} times the {} that were alive at once. A program \
-             with several kinds of steps is served from a plan for each; stepalloc run --report shows those.",
+             with several step variants is served from a plan for each; stepalloc run --report shows those.",
             plan.height as f64 / alive as f64,
             size::show(alive)
         ));

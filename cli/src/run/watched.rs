@@ -170,7 +170,7 @@ impl Watched {
         }
         if processes.len() > 1 {
             report.notices.push(format!(
-                "{} processes made steps or were listened to; the one shown is {shown}.",
+                "{} processes made steps or logged sizes; the one shown is {shown}.",
                 processes.len()
             ));
         }

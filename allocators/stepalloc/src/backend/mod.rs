@@ -1,4 +1,4 @@
-//! The backends: the general allocators underneath, and all their foreign symbols.
+//! The backends: the general allocators, and all their foreign symbols.
 //!
 //! A backend is a type without a value of its own; its functions have the C library's meaning with Rust's layouts:
 //! alignment is a power of two, sizes are not 0 unless a C caller asked for 0, null is out of memory.
@@ -31,7 +31,7 @@ pub enum Retention {
     Default,
     /// It goes back to the system at once.
     Immediate,
-    /// It is kept: a plan serves, and the backend has small blocks only, the same in each step. What a step frees the next one wants
+    /// It stays resident: a plan serves, and the backend has small blocks only, the same in each step. What a step frees the next one wants
     /// again.
     Retain,
 }

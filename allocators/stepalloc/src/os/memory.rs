@@ -316,7 +316,7 @@ const ZERO_CHUNK: usize = 2 << 20;
 /// A chunk goes back to the system, instead of being written, where less than one page in so many is resident.
 const SPARSE: usize = 4;
 
-/// Makes a range read as zeros. Memory that was never touched stays so: of large ranges the kernel tells what is resident.
+/// Makes a range read as zeros. Memory that was never touched stays so: of large ranges `mincore` returns what is resident.
 ///
 /// # Safety
 /// The range is part of a private anonymous mapping of ours, and the caller's alone.
