@@ -1,4 +1,5 @@
-//! Options for the linker, so that processes with no use for most of the library pay little for its being loaded.
+//! Options for the linker, so that processes with no use for most of the library pay little for its being
+//! loaded.
 
 use std::path::Path;
 use std::{env, fs};

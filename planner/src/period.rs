@@ -1,26 +1,29 @@
-//! The period of a program that does not mark its steps, found in the sequence of its allocations' sizes alone.
+//! The period of a program that does not mark its steps, found in the sequence of its allocations' sizes
+//! alone.
 //!
 //! A program that repeats a step asks for the same sizes in the same order, so every size equals the one a *period* of
 //! allocations before. Two things blur this: sizes that follow the data differ by a few percent from step to step, and
 //! an allocation more or less comes and goes. Where whole steps differ in size (sequences of other lengths), what remains
 //! is the *contour*: which allocation is larger than the one before it, which smaller, which alike.
 //!
-//! 1. **Candidates**: the contours of the newest [`WORD`] allocations and of some stretches before are looked for in all
-//!    that was seen, 32 of them in one machine word. A stretch that comes again says how long ago it was.
-//! 2. **Proof**: a candidate is compared allocation by allocation over a whole period, at least [`EVIDENCE`] (half as many
-//!    where all sizes are exactly the same, twice as many of a short period) and at most [`LONG`] allocations. Most of the
-//!    bytes must be asked for as a period before, and far more often than at other distances: a program that asks for one size all the
-//!    time agrees with itself at any distance, and has no period.
-//! 3. **Choice**: the shortest period that is nearly as good as the best. Layers of a model, micro-batches of a step agree
-//!    with each other in part; the step they stand in agrees in all.
+//! 1. **Candidates**: the contours of the newest [`WORD`] allocations and of some stretches before are looked
+//!    for in all that was seen, 32 of them in one machine word. A stretch that comes again says how long ago
+//!    it was.
+//! 2. **Proof**: a candidate is compared allocation by allocation over a whole period, at least [`EVIDENCE`]
+//!    (half as many where all sizes are exactly the same, twice as many of a short period) and at most
+//!    [`LONG`] allocations. Most of the bytes must be asked for as a period before, and far more often than
+//!    at other distances: a program that asks for one size all the time agrees with itself at any distance,
+//!    and has no period.
+//! 3. **Choice**: the shortest period that is nearly as good as the best. Layers of a model, micro-batches of
+//!    a step agree with each other in part; the step they stand in agrees in all.
 //!
 //! Where a step begins within the period is for [`boundary`] to say, and [`next_boundary`] follows it through a sequence
 //! in which allocations come and go.
 //!
-//! A period that only the contour shows must be seen three times, because steps of two lengths may just have followed each
-//! other. What repeats may still be the layers of a model, each of which leaves blocks for the way back:
-//! [`Period::is_balanced`] separates them from steps once allocations and frees were recorded. One search costs O(n) for n
-//! allocations and a few comparisons for each candidate.
+//! A period that only the contour shows must be seen three times, because steps of two lengths may just have
+//! followed each other. What repeats may still be the layers of a model, each of which leaves blocks for the
+//! way back: [`Period::is_balanced`] separates them from steps once allocations and frees were recorded. One
+//! search costs O(n) for n allocations and a few comparisons for each candidate.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -33,7 +36,8 @@ const STRETCHES: usize = 4;
 const MIN_CHANGES: u32 = 4;
 /// Allocations compared at least: fewer agree by chance.
 pub const EVIDENCE: usize = 96;
-/// The same where every size is exactly that of a period before: half as many are enough, as chance rarely agrees in all.
+/// The same where every size is exactly that of a period before: half as many are enough, as chance rarely
+/// agrees in all.
 pub const EXACT_EVIDENCE: usize = EVIDENCE / 2;
 /// The same where only the contour repeats, which has three values.
 const CONTOUR_EVIDENCE: usize = 2 * EVIDENCE;
@@ -47,8 +51,8 @@ const CANDIDATES: usize = 256;
 /// Sizes within one part in this many of each other are alike: sparse gradients vary by one in a hundred, the shapes of
 /// one model by far more.
 const ALIKE: u64 = 16;
-/// A period over which live bytes do not return to the same level must have lasted for one part in this many of all allocations
-/// seen. What repeats within the first step, layers of a model, has not.
+/// A period over which live bytes do not return to the same level must have lasted for one part in this many
+/// of all allocations seen. What repeats within the first step, layers of a model, has not.
 const RECENT: usize = 4;
 /// The same where only the contour repeats.
 const CONTOUR_RECENT: usize = 2;
@@ -65,8 +69,8 @@ const KAPPA: f64 = 0.6;
 const BETTER: f64 = 0.02;
 /// The same of contours: of steps of other sizes some always differ.
 const CONTOUR_BETTER: f64 = 0.06;
-/// Beyond this share a period leaves nothing over: a shorter one must do so, too, or it is that of layers between which
-/// little else comes.
+/// Beyond this share a period leaves nothing over: a shorter one must do so, too, or it is that of layers
+/// between which little else comes.
 const WHOLE: f64 = 0.995;
 /// Periods a contour must have agreed for where sizes do not: steps of two lengths may just have followed each other. Not more,
 /// because recorded memory must be balanced as well.
@@ -117,7 +121,8 @@ impl Period {
         self.share >= SHARE
     }
 
-    /// Whether a sequence of allocations repeats with this period; the first period has nothing to compare with.
+    /// Whether a sequence of allocations repeats with this period; the first period has nothing to compare
+    /// with.
     pub fn holds(&self, sizes: &[u64]) -> bool {
         let Some(window) = sizes.len().checked_sub(self.allocations + 1).filter(|&window| window > 0) else {
             return false;
@@ -145,7 +150,8 @@ impl Period {
             .find(|turns| is_period(sizes, turns * self.allocations, window))
     }
 
-    /// Whether as much is alive after a period as before it, by the newest changes; `false` where these are too few.
+    /// Whether as much is alive after a period as before it, by the newest changes; `false` where these are
+    /// too few.
     ///
     /// Steps of several sizes are compared where least is alive in each.
     pub fn is_balanced(&self, changes: &[Change]) -> bool {
@@ -241,9 +247,9 @@ fn find_contour(sizes: &[u64], candidates: impl Iterator<Item = usize>) -> Optio
     Some(Period { allocations: period, steps: 1, share: bytes_alike(sizes, period, period) })
 }
 
-/// Where a step is best said to begin: the number of allocations, less than a period, after which little is alive and
-/// the next allocation is of a size that is rare in the period and the same in all that was seen. `earlier` are the sizes
-/// allocated just before the changes. `None` where these are less than a period.
+/// Where a step is best said to begin: the number of allocations, less than a period, after which little is
+/// alive and the next allocation is of a size that is rare in the period and the same in all that was seen.
+/// `earlier` are the sizes allocated just before the changes. `None` where these are less than a period.
 ///
 /// Where only the contour repeats, every step variant begins with a size of its own.
 pub fn boundary(earlier: &[u64], changes: &[Change], period: &Period) -> Option<usize> {

@@ -1,4 +1,5 @@
-//! Detected steps: found in recorded traces, not found in programs without a period, planned anew when the program changes.
+//! Detected steps: found in recorded traces, not found in programs without a period, planned anew when the
+//! program changes.
 
 use crate::process;
 use crate::shadow::{Block, Random};
@@ -16,8 +17,8 @@ const TRACE: &str = "STEPALLOC_TEST_TRACE";
 const REPLAYED: usize = 240;
 /// A step's time: planning beside the program takes some, too.
 const STEP: Duration = Duration::from_millis(5);
-/// Steps within which a period must be planned: 27 of the 8 allocations of the smallest one, and what may pass while a
-/// plan is looked for.
+/// Steps within which a period must be planned: 27 of the 8 allocations of the smallest one, and what may
+/// pass while a plan is looked for.
 const PLANNED_WITHIN: usize = 96;
 
 /// `L` lines, and `S` lines but for counting, are not looked at.

@@ -35,7 +35,8 @@ fn unchanged(needed: &[&str], script: &str, files: &[&str]) {
     }
 }
 
-/// The same, whether there is a period or not; returns what the processes over each backend told of themselves.
+/// The same, whether there is a period or not; returns what the processes over each backend told of
+/// themselves.
 #[track_caller]
 fn alike(needed: &[&str], script: &str, files: &[&str]) -> Vec<String> {
     if !needed.iter().all(|program| process::installed(program)) {

@@ -315,11 +315,12 @@ unsafe extern "C" fn mimalloc_memalign(align: usize, size: usize) -> *mut c_void
     unsafe { or_enomem(Mimalloc::allocate(size, align).cast()).cast() }
 }
 
-// glibc's free keeps errno itself. jemalloc's and mimalloc's may return pages to the system, which can be refused (for a
-// page that the program locked, say), and errno says so then. The linker leads this library's calls of these two functions
-// to us (`--wrap`), and we keep errno as it was. jemalloc only looks at whether they failed. mimalloc takes errno for
-// that, and does no more about it than to mention it if asked to (or, where its purges are set to use it, to try again
-// without MADV_FREE, which Linux has since 4.5); for mimalloc the calls return success.
+// glibc's free keeps errno itself. jemalloc's and mimalloc's may return pages to the system, which can be
+// refused (for a page that the program locked, say), and errno says so then. The linker leads this library's
+// calls of these two functions to us (`--wrap`), and we keep errno as it was. jemalloc only looks at whether
+// they failed. mimalloc takes errno for that, and does no more about it than to mention it if asked to (or,
+// where its purges are set to use it, to try again without MADV_FREE, which Linux has since 4.5); for
+// mimalloc the calls return success.
 
 unsafe extern "C" {
     fn __real_munmap(start: *mut c_void, bytes: usize) -> c_int;

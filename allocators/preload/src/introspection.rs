@@ -1,4 +1,5 @@
-//! Introspection and tuning of the heap: figures are those of backend and arena together where the backend has any.
+//! Introspection and tuning of the heap: figures are those of backend and arena together where the backend
+//! has any.
 
 use crate::backends::{PreloadBackend, chosen, glibc_mallopt, glibc_trim, next};
 use core::ffi::{c_int, c_void};
@@ -104,7 +105,8 @@ pub extern "C" fn malloc_stats() {
     log_stderr(format_args!("{}", core::str::from_utf8(text.as_bytes()).unwrap_or("")));
 }
 
-/// `int malloc_info(int, FILE *)`: glibc's XML where it is the backend; else an empty document of the same form.
+/// `int malloc_info(int, FILE *)`: glibc's XML where it is the backend; else an empty document of the same
+/// form.
 ///
 /// # Safety
 /// `stream` is an open stream.

@@ -1,16 +1,16 @@
 //! libstepalloc.so: the C library's malloc for programs nobody recompiles.
 //!
-//! `LD_PRELOAD=libstepalloc.so program` sends the program's calls of malloc and its family here. What is too small to plan goes on to
-//! the backend that `STEPALLOC_BACKEND` chose at the process's first allocation (glibc, jemalloc, mimalloc) by one
-//! comparison and one indirect jump; the rest takes the way of `stepalloc::route`. The program, or a script in it,
-//! marks its steps by calling `stepalloc_step()`.
+//! `LD_PRELOAD=libstepalloc.so program` sends the program's calls of malloc and its family here. What is too
+//! small to plan goes on to the backend that `STEPALLOC_BACKEND` chose at the process's first allocation
+//! (glibc, jemalloc, mimalloc) by one comparison and one indirect jump; the rest takes the way of
+//! `stepalloc::route`. The program, or a script in it, marks its steps by calling `stepalloc_step()`.
 //!
 //! The contract kept here is glibc's manual, "Replacing malloc", with its details: errno over free, ENOMEM, unique
 //! pointers for size 0, checked products, alignment 16 at least, nothing unwinds. `operator new` is not exported:
 //! libstdc++ calls malloc.
 //!
-//! [`backends`] reaches the backends, [`malloc`] has malloc and its family, [`introspection`] the calls that ask about the
-//! heap, [`steps`] the functions that are ours, [`segments`] the library's own pages.
+//! [`backends`] reaches the backends, [`malloc`] has malloc and its family, [`introspection`] the calls that
+//! ask about the heap, [`steps`] the functions that are ours, [`segments`] the library's own pages.
 
 mod backends;
 mod introspection;

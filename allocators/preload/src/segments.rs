@@ -1,4 +1,5 @@
-//! The library's read-only segments: code that learning and planning have touched goes back to the page cache.
+//! The library's read-only segments: code that learning and planning have touched goes back to the page
+//! cache.
 //!
 //! While a plan serves, a small part of the code is run. The rest stays mapped once it was touched, and counts as the
 //! process's memory. It is clean memory of a file, and comes again at the next touch.

@@ -34,19 +34,20 @@
 //!
 //! # Steps
 //!
-//! A program marks its steps ([`step`], [`boundary`]), or does not: then the period of its large allocations is
-//! found from their sizes alone, and a step begins at the fewest live bytes. Marks, once given, are all that counts. Several
-//! step variants (sequence lengths, training and evaluation) have a plan each, in one arena. Where
-//! sizes follow the data and differ by some percent from step to step, a block is known by its family of sizes, and its
-//! slot is as large as the family's largest.
+//! A program marks its steps ([`step`], [`boundary`]), or does not: then the period of its large allocations
+//! is found from their sizes alone, and a step begins at the fewest live bytes. Marks, once given, are all
+//! that counts. Several step variants (sequence lengths, training and evaluation) have a plan each, in one
+//! arena. Where sizes follow the data and differ by some percent from step to step, a block is known by its
+//! family of sizes, and its slot is as large as the family's largest.
 //!
 //! # Phases
 //!
-//! *Waiting* counts steps until `START_STATISTIC_STEP`, or samples sizes until a period is found. *Collecting* records blocks of
-//! `STEPALLOC_MIN_BYTES` and more, until more than `STABLE_STATISTIC_STEP` steps in a row changed nothing in the step
-//! profile, or more than `MAX_STATISTIC_STEP` were seen; of detected steps two are enough. *Planned* serves; when less than
-//! nine tenths of the bytes find their slot for several steps, the heap serves until the profiles were collected again. All
-//! [`Settings`] come from the environment.
+//! *Waiting* counts steps until `START_STATISTIC_STEP`, or samples sizes until a period is found.
+//! *Collecting* records blocks of `STEPALLOC_MIN_BYTES` and more, until more than `STABLE_STATISTIC_STEP`
+//! steps in a row changed nothing in the step profile, or more than `MAX_STATISTIC_STEP` were seen; of
+//! detected steps two are enough. *Planned* serves; when less than nine tenths of the bytes find their slot
+//! for several steps, the heap serves until the profiles were collected again. All [`Settings`] come from the
+//! environment.
 //!
 //! # What holds whatever the program does
 //!
@@ -58,18 +59,21 @@
 //!
 //! # Costs and limits
 //!
-//! Blocks below the threshold cost two comparisons more than the backend a pair, in all phases; `benches/instructions.py`
-//! counts what they come to. While collecting, an event of 32 bytes is recorded for each planned-size allocation and free of a
-//! step. A boundary costs three system calls. Memory of the arena goes back to the system after ten seconds without a request
-//! of planned size, or by [`release`]; while a plan serves, a thread looks for that. Programs whose sizes never repeat gain
-//! from the large heap only. Linux with glibc only.
+//! Blocks below the threshold cost two comparisons more than the backend a pair, in all phases;
+//! `benches/instructions.py` counts what they come to. While collecting, an event of 32 bytes is recorded for
+//! each planned-size allocation and free of a step. A boundary costs three system calls. Memory of the arena
+//! goes back to the system after ten seconds without a request of planned size, or by [`release`]; while a
+//! plan serves, a thread looks for that. Programs whose sizes never repeat gain from the large heap only.
+//! Linux with glibc only.
 //!
 //! # Layout
 //!
-//! A request comes to `alloc`, or in the preloaded library to the C ABI; the `switches` say whether it goes on to `route`, the dispatch, or to the
-//! [`backend`]. `lookup` says which slot a plan proposes, `arena` whether it is free, and `heap` serves what no plan does. `record` writes down
-//! what is asked for, `detect` finds the steps of programs that mark none (`step` has marked ones), `profile` merges and plans them (by
-//! stepalloc-planner), and `engine` decides when, by the thresholds in `policy`. [`os`] has every system call.
+//! A request comes to `alloc`, or in the preloaded library to the C ABI; the `switches` say whether it goes
+//! on to `route`, the dispatch, or to the [`backend`]. `lookup` says which slot a plan proposes, `arena`
+//! whether it is free, and `heap` serves what no plan does. `record` writes down what is asked for, `detect`
+//! finds the steps of programs that mark none (`step` has marked ones), `profile` merges and plans them (by
+//! stepalloc-planner), and `engine` decides when, by the thresholds in `policy`. [`os`] has every system
+//! call.
 
 mod alloc;
 mod arena;

@@ -1,9 +1,9 @@
 //! A lock that spins, and that a forked child finds free: it knows which process its holder belongs to. (A handler of
 //! fork could free it too, but one that is registered while another thread forks does not run.)
 //!
-//! A child that shares its parent's memory (vfork) has an id of its own as well, but must take no lock from a parent that
-//! goes on with it; it gets none. The two are distinguished by a page that the kernel clears in children with a memory of
-//! their own (MADV_WIPEONFORK).
+//! A child that shares its parent's memory (vfork) has an id of its own as well, but must take no lock from a
+//! parent that goes on with it; it gets none. The two are distinguished by a page that the kernel clears in
+//! children with a memory of their own (MADV_WIPEONFORK).
 
 use crate::os;
 use core::hint::spin_loop;
@@ -52,8 +52,9 @@ impl Lock {
         Self { holder: AtomicU32::new(0) }
     }
 
-    /// Runs `body` with the lock held. Its argument is whether the lock is poisoned: held by a thread that the fork did not copy;
-    /// `None` after that many failed attempts, and in a process that shares another one's memory.
+    /// Runs `body` with the lock held. Its argument is whether the lock is poisoned: held by a thread that
+    /// the fork did not copy. Returns `None` after that many failed attempts, and in a process that shares
+    /// another one's memory.
     pub(crate) fn with<R>(&self, attempts: Option<u32>, body: impl FnOnce(bool) -> R) -> Option<R> {
         let process = os::pid();
         if !is_own(process) {

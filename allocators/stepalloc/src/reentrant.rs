@@ -1,4 +1,5 @@
-//! The reentrancy guard: what a thread allocates while it works for the allocator itself goes to the backend unrecorded.
+//! The reentrancy guard: what a thread allocates while it works for the allocator itself goes to the backend
+//! unrecorded.
 
 use crate::switches::{STATE, WORKER};
 use core::cell::Cell;
@@ -30,7 +31,8 @@ pub(crate) fn may_be(mode: u32) -> bool {
     mode >= WORKER
 }
 
-/// Whether this thread is under the guard. (Out of line: where a thread-local lies costs a call in a library.)
+/// Whether this thread is under the guard. (Out of line: where a thread-local lies costs a call in a
+/// library.)
 #[cold]
 #[inline(never)]
 pub(crate) fn is_reentrant() -> bool {

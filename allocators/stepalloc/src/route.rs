@@ -425,7 +425,8 @@ fn serve_from_slot(size: usize, align: usize) -> Option<*mut u8> {
     None
 }
 
-/// What the matcher found. Where this request begins the next detected step, the last one ends here, and the matcher is asked again.
+/// What the matcher found. Where this request begins the next detected step, the last one ends here, and the
+/// matcher is asked again.
 fn in_detected_step(found: Match, class: Class) -> Match {
     match found {
         Match::Over(step) if engine::detected_boundary(class, step) => {

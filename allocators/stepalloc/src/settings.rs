@@ -115,8 +115,8 @@ impl Settings {
         self.start_step.unwrap_or(if marked { START } else { START_FOUND })
     }
 
-    /// Steps that must have changed nothing: as set, else 10 of those that are marked. `None` for detected ones:
-    /// their period shows that they agree, and two of them show what lives on from one to the next.
+    /// Steps that must have changed nothing: as set, else 10 of those that are marked. `None` for detected
+    /// ones: their period shows that they agree, and two of them show what lives on from one to the next.
     pub fn stable(&self, marked: bool) -> Option<u64> {
         self.stable_steps.or(marked.then_some(STABLE))
     }
@@ -125,8 +125,8 @@ impl Settings {
 /// The least `STEPALLOC_MIN_BYTES`: below a kibibyte a slot's bookkeeping costs more than the block.
 const LEAST_MIN_BYTES: u64 = 1 << 10;
 
-/// The least size in bytes that is sampled from the first allocation on; `None` where planning is switched off. Says
-/// nothing of bad values: [`Settings::from_environment`] will.
+/// The least size in bytes that is sampled from the first allocation on; `None` where planning is switched
+/// off. Says nothing of bad values: [`Settings::from_environment`] will.
 pub(crate) fn sampled_from() -> Option<usize> {
     if os::environment(c"ENABLE_MEMORY_OPTIMIZATION") == Some(b"0") {
         return None;

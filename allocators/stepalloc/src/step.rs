@@ -33,8 +33,8 @@ pub struct SharedStep {
     _made_here: (),
 }
 
-/// The guard of a thread that works for another thread's step, made by [`SharedStep::attach`]: as long as it lasts, scopes that
-/// this thread opens are no steps.
+/// The guard of a thread that works for another thread's step, made by [`SharedStep::attach`]: as long as it
+/// lasts, scopes that this thread opens are no steps.
 #[must_use = "the guard lasts as long as this value: write `let _guard = shared.attach();`"]
 #[derive(Debug)]
 pub struct StepGuard {

@@ -57,7 +57,8 @@ pub(crate) const FILLING: u32 = 32;
 pub(crate) const FLAGS: u32 = 63;
 /// One thread that works for the allocator itself; the mode counts them above its flags.
 pub(crate) const WORKER: u32 = 64;
-/// The mode of a planned process: a plan serves, nothing is recorded, no thread works for the allocator itself.
+/// The mode of a planned process: a plan serves, nothing is recorded, no thread works for the allocator
+/// itself.
 pub(crate) const PLANNED: u32 = SERVING | ATTACHED;
 /// That of one whose sizes are logged and nothing else.
 pub(crate) const SAMPLED: u32 = SAMPLING | ATTACHED;

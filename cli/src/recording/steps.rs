@@ -1,4 +1,5 @@
-//! Where the steps of a recording begin: where the engine has recorded a boundary, else by the period of its sizes, else nowhere.
+//! Where the steps of a recording begin: where the engine has recorded a boundary, else by the period of its
+//! sizes, else nowhere.
 
 use stepalloc_planner::period::{self, Change};
 

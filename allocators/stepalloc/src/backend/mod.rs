@@ -31,8 +31,8 @@ pub enum Retention {
     Default,
     /// It goes back to the system at once.
     Immediate,
-    /// It stays resident: a plan serves, and the backend has small blocks only, the same in each step. What a step frees the next one wants
-    /// again.
+    /// It stays resident: a plan serves, and the backend has small blocks only, the same in each step. What a
+    /// step frees the next one wants again.
     Retain,
 }
 

@@ -1,8 +1,9 @@
-//! Detected steps: the recorder's log of a program that marks nothing is cut into steps by the program's period.
+//! Detected steps: the recorder's log of a program that marks nothing is cut into steps by the program's
+//! period.
 //!
-//! A period ([`stepalloc_planner::period`]) was found in the size log; then everything is recorded for a while. If the period
-//! holds, the place in it with the fewest live bytes becomes the boundary. The log is cut there, and its steps are merged
-//! as marked ones are.
+//! A period ([`stepalloc_planner::period`]) was found in the size log; then everything is recorded for a
+//! while. If the period holds, the place in it with the fewest live bytes becomes the boundary. The log is
+//! cut there, and its steps are merged as marked ones are.
 
 use crate::lookup::VARIANTS;
 use crate::profile::collector::{Collector, Translator, Until};
@@ -13,8 +14,8 @@ use std::sync::Arc;
 use stepalloc_planner::Event as StepEvent;
 use stepalloc_planner::period::{self, Change, Period};
 
-/// A period over which live bytes do not return to the same level must hold for one part in this many of the allocations logged
-/// before it: the layers within a step do not.
+/// A period over which live bytes do not return to the same level must hold for one part in this many of the
+/// allocations logged before it: the layers within a step do not.
 const CONFIRMED: usize = 4;
 
 /// Upper bound of the allocations for which a rejected period must hold before it is followed again.
@@ -74,7 +75,8 @@ pub(crate) enum Followed {
 
 /// Periods that were followed and rejected: loops within a step, which come again with each step.
 pub(crate) struct RejectedPeriods {
-    /// Each period in allocations, and for how many allocations it must hold to be followed again. The newest first.
+    /// Each period in allocations, and for how many allocations it must hold to be followed again. The newest
+    /// first.
     rejected: Vec<(usize, usize)>,
     /// The same of the period that is followed now.
     followed: (usize, usize),
@@ -85,7 +87,8 @@ impl RejectedPeriods {
         Self { rejected: Vec::new(), followed: (0, 0) }
     }
 
-    /// Whether a period found in these sizes, the newest of `logged`, is to be followed; it counts as followed then.
+    /// Whether a period found in these sizes, the newest of `logged`, is to be followed; it counts as
+    /// followed then.
     pub(crate) fn follows(&mut self, period: &Period, sizes: &[u64], logged: usize) -> bool {
         let rejected = self.rejected.iter().find(|(allocations, _)| *allocations == period.allocations);
         let least = rejected.map_or(period.allocations.max(period::EXACT_EVIDENCE), |&(_, least)| least);

@@ -1,9 +1,10 @@
-//! Detected steps: their period is looked for in the size log, followed in the recorder, planned, and watched while the plan
-//! serves.
+//! Detected steps: their period is looked for in the size log, followed in the recorder, planned, and watched
+//! while the plan serves.
 //!
-//! What a boundary call does for marked steps happens within allocations here: while idle, when the size log has grown enough for another
-//! sample; while following, when the recorder has what was asked for; while a plan serves, at the first allocation of a step, which the
-//! matcher knows by its class and by all others having come.
+//! What a boundary call does for marked steps happens within allocations here: while idle, when the size log
+//! has grown enough for another sample; while following, when the recorder has what was asked for; while a
+//! plan serves, at the first allocation of a step, which the matcher knows by its class and by all others
+//! having come.
 
 use super::machine::{Action, Machine, MissWindow, Mode, Plan, Snapshot};
 use super::work::{Outcome, Work};
@@ -89,7 +90,8 @@ impl Machine {
         LEAST_STEP * self.settings.min_bytes as u64
     }
 
-    /// Whether the program still repeats with a period that was too small to plan. The newest part of the size log decides.
+    /// Whether the program still repeats with a period that was too small to plan. The newest part of the
+    /// size log decides.
     fn keeps_to_too_small(&mut self, now: &Snapshot<'_>) -> bool {
         self.too_small = self.too_small.filter(|period| {
             let newest = now.sizes.newest(1 + period.allocations + period.allocations.max(period::EVIDENCE));

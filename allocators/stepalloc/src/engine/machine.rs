@@ -4,7 +4,8 @@
 //! learned again. No locks, threads, files or system calls here: the [engine](super) has them, so that whole runs can be tested in
 //! milliseconds on recorded traces.
 //!
-//! Marked steps are here; [detected](super::detected) steps and the [plan cache](super::cache) have files of their own.
+//! Marked steps are here; [detected](super::detected) steps and the [plan cache](super::cache) have files of
+//! their own.
 
 use super::work::{Outcome, Work};
 use crate::backend::Retention;

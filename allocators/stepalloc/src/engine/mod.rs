@@ -1,8 +1,9 @@
 //! The engine: counts steps, and leads the process from the first allocation to a plan, and from one plan to the next.
 //!
-//! What is decided stands in [`machine`], which is pure; here is what it takes to observe and to act: one lock that no allocation waits
-//! for, a thread where work is long, the plan file, forks. Everything happens at step boundaries, or of detected steps, within
-//! allocations that reach a wake-up; these ask for the lock once and go on where it is held.
+//! What is decided stands in [`machine`], which is pure; here is what it takes to observe and to act: one
+//! lock that no allocation waits for, a thread where work is long, the plan file, forks. Everything happens
+//! at step boundaries, or of detected steps, within allocations that reach a wake-up; these ask for the lock
+//! once and go on where it is held.
 //!
 //! A panic in here ends planning, and not the program: see [`Engine::stop`].
 
@@ -412,7 +413,8 @@ impl Engine {
         true
     }
 
-    /// Reports the arena's bytes to the heap once it is full, and starts the thread that looks whether it is used.
+    /// Reports the arena's bytes to the heap once it is full, and starts the thread that looks whether it is
+    /// used.
     fn look_after_arena(&mut self) {
         if self.machine.has_settled() {
             // Also what was touched again since pages went back.

@@ -1,7 +1,7 @@
 //! Slot misses: blocks of planned size that found no slot, how many and why.
 //!
-//! Only slot misses are counted one by one; what finds its slot costs nothing here. Sums are those of the running step and
-//! taken at its boundary; the reasons, by size, are those since the plan in force serves.
+//! Only slot misses are counted one by one; what finds its slot costs nothing here. Sums are those of the
+//! running step and taken at its boundary; the reasons, by size, are those since the plan in force serves.
 
 use super::class::Class;
 use super::counter::Counter;
@@ -146,8 +146,8 @@ impl Misses {
         }
     }
 
-    /// The misses of the most bytes, the largest first, and those of sizes that are not counted apart. `is_alike` says whether the
-    /// plan has slots of nearly the size of a class that it does not know.
+    /// The misses of the most bytes, the largest first, and those of sizes that are not counted apart.
+    /// `is_alike` says whether the plan has slots of nearly the size of a class that it does not know.
     pub(crate) fn largest(&self, is_alike: impl Fn(Class) -> bool) -> [Option<Miss>; REPORTED] {
         let mut largest = [None; REPORTED];
         for entry in self.reasons.iter().chain([&self.others]) {

@@ -5,10 +5,11 @@
 //! plan. Allocations of other classes do not disturb it, threads race through it with one atomic addition, and a step
 //! that repeats exactly hits every slot.
 //!
-//! A program may repeat several *variants* of its step: sequences of other lengths, training and evaluation. Each variant has a
-//! table, all of them over the same cells of one arena, and one table is current. The variant that followed last time is
-//! expected. A request without a slot in it is looked up in the others, and a table that explains the step so far becomes
-//! current. Nothing of this is done on the way of a request that finds its slot.
+//! A program may repeat several *variants* of its step: sequences of other lengths, training and evaluation.
+//! Each variant has a table, all of them over the same cells of one arena, and one table is current. The
+//! variant that followed last time is expected. A request without a slot in it is looked up in the others,
+//! and a table that explains the step so far becomes current. Nothing of this is done on the way of a request
+//! that finds its slot.
 //!
 //! What the tables say is a proposal only, checked by the arena. A table never changes but for its counters. When new
 //! plans replace it, its pages are given back to the system: a thread that still reads it finds zeros, which is to say no
@@ -31,8 +32,8 @@ use table::{ClassEntry, NO_TABLE, Table};
 
 /// Upper bound of the step variants planned.
 pub(crate) const VARIANTS: usize = 8;
-/// Slots of one class that are tried when the proposed one is occupied. Under threads that race, a free one is found
-/// after a few; a class with so many occupied slots has overflowed, and a gap is found faster.
+/// Slots of one class that are tried when the proposed one is occupied. Under threads that race, a free one
+/// is found after a few; a class with so many occupied slots has overflowed, and a gap is found faster.
 const OTHER_SLOTS_TRIED: u32 = 256;
 
 /// What a plan proposes for one class: its slots by number in the step. `None` is a block that the plan leaves to the
@@ -77,8 +78,8 @@ pub(crate) enum Match {
     Over(u64),
 }
 
-/// How the beginning of a detected step is recognised: all the last step's allocations of this class were counted, and most
-/// of the others.
+/// How the beginning of a detected step is recognised: all the last step's allocations of this class were
+/// counted, and most of the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Begin {
     /// The class of a step's first allocation.
@@ -252,7 +253,8 @@ impl Matcher {
         self.tables().all(|table| table.slots_of(class) == 0) && self.tables().any(classes)
     }
 
-    /// Claims a slot of another variant for a request whose class the current table does not know, if that explains the step.
+    /// Claims a slot of another variant for a request whose class the current table does not know, if that
+    /// explains the step.
     #[cold]
     fn claim_unknown(&self, arena: &Arena, table: &Table, class: Class) -> Match {
         let step = self.step();
@@ -264,8 +266,8 @@ impl Matcher {
         other.and_then(|other| self.switch_table(arena, table, other, class)).unwrap_or(Match::Unknown)
     }
 
-    /// The table that has a slot for a class of which `nth` were asked for before in this step, and leaves the fewest bytes
-    /// of the step so far without one: few, and fewer than the current table.
+    /// The table that has a slot for a class of which `nth` were asked for before in this step, and leaves
+    /// the fewest bytes of the step so far without one: few, and fewer than the current table.
     fn better(&self, table: &Table, class: Class, nth: u32) -> Option<&Table> {
         // The search looks at all classes of all tables.
         if self.tables().nth(1).is_none() || !asked(self.sought.fetch_add(1, Relaxed)) {
@@ -292,8 +294,8 @@ impl Matcher {
         (missing * UNEXPLAINED <= all && missing < unknown + unexplained(table)).then_some(other)
     }
 
-    /// Makes another table current, takes over the counts, and claims a slot of it. `None` where another thread switched the
-    /// table.
+    /// Makes another table current, takes over the counts, and claims a slot of it. `None` where another
+    /// thread switched the table.
     fn switch_table(&self, arena: &Arena, from: &Table, to: &Table, class: Class) -> Option<Match> {
         let (from_ptr, to_ptr) = (ptr::from_ref(from).cast_mut(), ptr::from_ref(to).cast_mut());
         to.forget_counts();
@@ -309,8 +311,9 @@ impl Matcher {
         Some(to.claim(arena, class, entry, entry.counter.fetch_add(1, Relaxed)))
     }
 
-    /// Puts new plans in force, at most [`VARIANTS`], in an arena cut at all their slots' edges; the first is current. `false`
-    /// where the system has no memory for its tables; the old ones stay then. Called under the engine's lock.
+    /// Puts new plans in force, at most [`VARIANTS`], in an arena cut at all their slots' edges; the first is
+    /// current. `false` where the system has no memory for its tables; the old ones stay then. Called under
+    /// the engine's lock.
     ///
     /// # Safety
     /// The cut is that of all classes' runs in their order, and the arena was made usable up to its end.
@@ -374,7 +377,8 @@ impl Matcher {
         self.tables().map(move |table| now.saturating_sub(table.used.load(Relaxed)))
     }
 
-    /// The variant whose table leaves the fewest bytes of a sequence of classes without a slot, and these bytes.
+    /// The variant whose table leaves the fewest bytes of a sequence of classes without a slot, and these
+    /// bytes.
     pub(crate) fn best(&self, classes: &[Class]) -> Option<(usize, u64)> {
         let mut sorted = classes.to_vec();
         sorted.sort_unstable_by_key(|class| class.to_bits());
@@ -388,7 +392,8 @@ impl Matcher {
         self.tables().map(unexplained).enumerate().min_by_key(|&(_, missing)| missing)
     }
 
-    /// Makes a variant's table current, in the midst of a step that has asked for a sequence of classes so far.
+    /// Makes a variant's table current, in the midst of a step that has asked for a sequence of classes so
+    /// far.
     pub(crate) fn resume(&self, variant: usize, classes: &[Class]) {
         let Some(table) = self.tables().nth(variant) else { return };
         self.next_step();
@@ -434,8 +439,8 @@ impl Matcher {
         seen
     }
 
-    /// Chooses the table of the step that begins: the one that followed last time; or, where the first class is known, one
-    /// that begins with it. Under the engine's lock.
+    /// Chooses the table of the step that begins: the one that followed last time; or, where the first class
+    /// is known, one that begins with it. Under the engine's lock.
     pub(crate) fn expect(&self, first: Option<Class>) {
         let ended = self.current.load(Acquire);
         // SAFETY: null, or a mapping made by `Table::map`, which is never unmapped.

@@ -50,8 +50,9 @@ pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
     reserve_aligned(bytes, libc::MAP_NORESERVE)
 }
 
-/// A range of low addresses where nothing is mapped, for [`map_at`]; as in [`reserve`], one comparison separates most addresses from those
-/// in it. Nothing is reserved: nobody else maps there unless he names the address.
+/// A range of low addresses where nothing is mapped, for [`map_at`]; as in [`reserve`], one comparison
+/// separates most addresses from those in it. Nothing is reserved: nobody else maps there unless he names the
+/// address.
 pub(crate) fn find_low_range(bytes: usize) -> Option<*mut u8> {
     const LOW: usize = 1 << 40;
     let start = map_with(LOW, bytes, libc::PROT_NONE, libc::MAP_NORESERVE)?;
@@ -316,7 +317,8 @@ const ZERO_CHUNK: usize = 2 << 20;
 /// A chunk goes back to the system, instead of being written, where less than one page in so many is resident.
 const SPARSE: usize = 4;
 
-/// Makes a range read as zeros. Memory that was never touched stays so: of large ranges `mincore` returns what is resident.
+/// Makes a range read as zeros. Memory that was never touched stays so: of large ranges `mincore` returns
+/// what is resident.
 ///
 /// # Safety
 /// The range is part of a private anonymous mapping of ours, and the caller's alone.

@@ -482,7 +482,8 @@ mod tests {
         }
     }
 
-    /// Four pages of their numbers, the third of a mapping of its own that the kernel does not move, where it can be asked to.
+    /// Four pages of their numbers, the third of a mapping of its own that the kernel does not move, where it
+    /// can be asked to.
     fn hard_to_move() -> *mut u8 {
         let start = map(4 * PAGE).expect("memory");
         // SAFETY: mapped just now, and known here only; a sealed page can still be read and written.

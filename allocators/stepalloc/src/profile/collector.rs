@@ -12,7 +12,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use stepalloc_planner::{Event, Families, Steps};
 
-/// Detected steps that are merged of each variant: the first shows what a step asks for, the second what lives on into it.
+/// Detected steps that are merged of each variant: the first shows what a step asks for, the second what
+/// lives on into it.
 const DETECTED_STEPS: u32 = 2;
 /// Detected steps after which no other variant is waited for, times the variants seen.
 const NO_OTHER_VARIANT: u64 = 3;
@@ -211,8 +212,8 @@ impl Collector {
         changed
     }
 
-    /// Makes room for another variant: forgets the one that was seen longest ago. The largest stays: blocks without a slot
-    /// find gaps in its room.
+    /// Makes room for another variant: forgets the one that was seen longest ago. The largest stays: blocks
+    /// without a slot find gaps in its room.
     fn forget_one(&mut self) {
         if self.variants.len() < VARIANTS {
             return;
@@ -224,23 +225,23 @@ impl Collector {
         }
     }
 
-    /// Learns which sizes stand for those a period before. Where that is news, the profiles begin again: their blocks had
-    /// other names.
+    /// Learns which sizes stand for those a period before. Where that is news, the profiles begin again:
+    /// their blocks had other names.
     pub(crate) fn learn(&mut self, sizes: &[u64], period: usize) {
         if self.families.learn(sizes, period) {
             self.variants.clear();
         }
     }
 
-    /// Whether a plan of these profiles would take far more than the most live bytes. The steps do not repeat then, and their union
-    /// grows with each of them.
+    /// Whether a plan of these profiles would take far more than the most live bytes. The steps do not repeat
+    /// then, and their union grows with each of them.
     pub(crate) fn is_unalike(&self, profiles: &[Arc<StepProfile>]) -> bool {
         let load = profiles.iter().map(|profile| profile.step.problem.load().max).max();
         load.unwrap_or(0) > UNALIKE * self.translator.most_alive
     }
 
-    /// The profiles to plan: of the variants that came again, the newest first; of the largest, where none has. `detected` steps
-    /// begin with the first class of their sequence.
+    /// The profiles to plan: of the variants that came again, the newest first; of the largest, where none
+    /// has. `detected` steps begin with the first class of their sequence.
     pub(crate) fn profiles(&self, detected: bool) -> Vec<Arc<StepProfile>> {
         let families: Vec<_> = self.families.iter().map(|family| (family.smallest, family.largest)).collect();
         let came_again = |variant: &&StepVariant| variant.steps.seen() >= DETECTED_STEPS && variant.bytes > 0;

@@ -1,5 +1,5 @@
-//! From recorded steps to plans: [`collector`] merges steps, a [`step_profile`] is what one step variant asks for, a [`proposal`] places it, and
-//! a [`plan_file`] keeps that for the next process.
+//! From recorded steps to plans: [`collector`] merges steps, a [`step_profile`] is what one step variant asks
+//! for, a [`proposal`] places it, and a [`plan_file`] keeps that for the next process.
 
 pub(crate) mod collector;
 pub(crate) mod plan_file;

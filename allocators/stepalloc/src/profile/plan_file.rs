@@ -1,16 +1,18 @@
-//! The plan file, which `STEPALLOC_PLAN` names: a process that has planned writes it, and the next one begins with it.
+//! The plan file, which `STEPALLOC_PLAN` names: a process that has planned writes it, and the next one begins
+//! with it.
 //!
 //! A file fits a process that asks for what it was planned for, whatever the program is called: the sizes of the newest
 //! allocations must come one after the other in the sequence of one of its steps ([`StepProfile::place`]).
 //!
 //! # Layout
 //!
-//! Little-endian numbers of 64 bits: [`MAGIC`], [`VERSION`], a checksum of all that follows (FNV-1a), log2 of the granule's
-//! bytes, the height in bytes, the least planned size, the period (allocations, steps, share; 0 where steps were marked), the
-//! number of step variants. For each variant: the period; class and allocations by which its beginning is recognised (0 where steps
-//! were marked); the numbers of planned blocks, of held ones, of families and of a step's allocations; then the planned
-//! blocks (size, alignment, lower, upper, number among its equals, offset), the held ones (size, alignment, number), the
-//! families (smallest, largest), and the classes of the allocations in their order.
+//! Little-endian numbers of 64 bits: [`MAGIC`], [`VERSION`], a checksum of all that follows (FNV-1a), log2 of
+//! the granule's bytes, the height in bytes, the least planned size, the period (allocations, steps, share; 0
+//! where steps were marked), the number of step variants. For each variant: the period; class and allocations
+//! by which its beginning is recognised (0 where steps were marked); the numbers of planned blocks, of held
+//! ones, of families and of a step's allocations; then the planned blocks (size, alignment, lower, upper,
+//! number among its equals, offset), the held ones (size, alignment, number), the families (smallest,
+//! largest), and the classes of the allocations in their order.
 //!
 //! Nothing in a file is believed before it was checked: what is read is a valid plan, or refused. Files are read, not
 //! mapped: a mapped one that somebody cuts off would end the program.

@@ -25,8 +25,8 @@ const SEARCH_SHARE: u64 = 100;
 /// smaller granules make gaps and the table of blocks dearer.
 pub(crate) const ROUNDING_SHARE: u64 = 128;
 
-/// Bytes by which one plan for all variants may be higher than one for each, where blocks live on from step to step: one part
-/// in this many. Plans made for each variant alone have another place for them.
+/// Bytes by which one plan for all variants may be higher than one for each, where blocks live on from step
+/// to step: one part in this many. Plans made for each variant alone have another place for them.
 const SHARED_COSTS: u64 = 50;
 
 /// Plans as the matcher and the arena take them, one for each step variant.

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use stepalloc_planner::StepProblem;
 use stepalloc_planner::period::{self, Period};
 
-/// Steps are of one variant when so many of their bytes are asked for in blocks of the same sizes, in percent.
+/// Steps are of one variant when so many of their bytes are asked for in blocks of the same sizes, in
+/// percent.
 pub(super) const SAME_VARIANT: u64 = 90;
 
-/// Length of a fingerprint: as many of the newest allocations must be a step's, one after the other, to recognise the step.
+/// Length of a fingerprint: as many of the newest allocations must be a step's, one after the other, to
+/// recognise the step.
 pub(crate) const FINGERPRINT: usize = 24;
 
 /// So many of them may differ.
@@ -37,10 +39,11 @@ impl StepProfile {
         self.families.iter().find(of).map_or(class, |family| class.with_bytes(family.1))
     }
 
-    /// Where in a step a program is, by its newest classes: how many of them are those of a step, but for [`DIFFERING`], and the
-    /// number of the step's allocations before the next. Steps follow each other, so a step's beginning may come after its end.
-    /// `None` where fewer than [`FINGERPRINT`] are alike, or no fewer elsewhere in the step; but of a step that repeats within
-    /// itself, and was seen whole, the first such place.
+    /// Where in a step a program is, by its newest classes: how many of them are those of a step, but for
+    /// [`DIFFERING`], and the number of the step's allocations before the next. Steps follow each other, so a
+    /// step's beginning may come after its end. `None` where fewer than [`FINGERPRINT`] are alike, or no
+    /// fewer elsewhere in the step; but of a step that repeats within itself, and was seen whole, the first
+    /// such place.
     pub(crate) fn place(&self, newest: &[Class]) -> Option<(usize, usize)> {
         let length = self.sequence.len();
         let fingerprint = FINGERPRINT.min(length);
@@ -87,7 +90,8 @@ impl StepProfile {
     }
 }
 
-/// Adds to the profiles of new variants those planned before that they do not cover, in their order and up to [`VARIANTS`].
+/// Adds to the profiles of new variants those planned before that they do not cover, in their order and up to
+/// [`VARIANTS`].
 pub(crate) fn with_others(
     mut new: Vec<Arc<StepProfile>>,
     others: &[Arc<StepProfile>],

@@ -1,9 +1,9 @@
 //! The recorder: the log of planned-size allocations and frees while a step is being learned.
 //!
 //! Any thread appends with one atomic addition and three stores, into memory mapped by ourselves; nothing is
-//! allocated, locked or formatted. Time is the event's index. An allocation is logged after the backend has answered
-//! and a free before the backend gets it, so that the log is a legal history of every address. The engine reads the
-//! log at step boundaries ([`Recorder::read`]).
+//! allocated, locked or formatted. Time is the event's index. An allocation is logged after the backend has
+//! answered and a free before the backend gets it, so that the log is a legal history of every address. The
+//! engine reads the log at step boundaries ([`Recorder::read`]).
 
 use crate::lookup::Class;
 use crate::os;

@@ -1,8 +1,8 @@
 //! The size log: the sizes of planned-size allocations in their order, while no step boundaries are known.
 //!
-//! Any thread appends with one atomic addition and a store, into a ring mapped by ourselves. Only allocations are logged:
-//! frees would have to be looked at one by one to find those of planned size. The engine reads the newest entries ever
-//! more rarely, so that a program without a period does not feel it.
+//! Any thread appends with one atomic addition and a store, into a ring mapped by ourselves. Only allocations
+//! are logged: frees would have to be looked at one by one to find those of planned size. The engine reads
+//! the newest entries ever more rarely, so that a program without a period does not feel it.
 
 use crate::lookup::Class;
 use crate::os;
@@ -20,9 +20,9 @@ const ENTRIES: u64 = 1 << 16;
 const FIRST: u64 = 64;
 /// From one sample of the whole log to the next, the log grows by one part in this many.
 const GROWTH: u64 = 8;
-/// The same for samples of its newest part, so that a period that has begun after much else is found within a step or two. A
-/// sample costs 2.4 ns for each of its sizes: all of them together 100 ns an allocation at first, 40 ns later, and 3 ms
-/// until the ring is full.
+/// The same for samples of its newest part, so that a period that has begun after much else is found within a
+/// step or two. A sample costs 2.4 ns for each of its sizes: all of them together 100 ns an allocation at
+/// first, 40 ns later, and 3 ms until the ring is full.
 const SOONER: u64 = 64;
 /// The newest part is one in this many of all that was logged,
 const PART: u64 = 8;
@@ -40,7 +40,8 @@ pub(crate) struct SizeLog {
     entries: AtomicPtr<AtomicU64>,
     /// Allocations ever logged.
     head: AtomicU64,
-    /// Entries before this one are out of date: the parent process logged them, or an earlier plan served them.
+    /// Entries before this one are out of date: the parent process logged them, or an earlier plan served
+    /// them.
     start: AtomicU64,
     /// The engine takes a sample when so many were logged.
     wake: AtomicU64,
@@ -145,8 +146,8 @@ impl SizeLog {
         classes
     }
 
-    /// Whether the newest quarter of the log, at most [`ROW`] entries, is of one size, as of buffers for one file after another.
-    /// The scan ends at the newest entry that differs.
+    /// Whether the newest quarter of the log, at most [`ROW`] entries, is of one size, as of buffers for one
+    /// file after another. The scan ends at the newest entry that differs.
     pub(crate) fn is_of_one_size(&self) -> bool {
         let entries = self.entries_since(0);
         let quarter = entries.end - ((entries.end - entries.start) / 4).min(ROW)..entries.end;

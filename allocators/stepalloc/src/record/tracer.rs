@@ -1,10 +1,11 @@
-//! The tracer: every planned-size allocation and free of a process, and its step boundaries, appended to a file for tools that
-//! show them (`stepalloc run --trace`, `--report`, `--call-sites`).
+//! The tracer: every planned-size allocation and free of a process, and its step boundaries, appended to a
+//! file for tools that show them (`stepalloc run --trace`, `--report`, `--call-sites`).
 //!
-//! `STEPALLOC_TRACE` names the files: the process's id follows it after a dot. Events stay in a fixed buffer and written
-//! when it is full, at boundaries some time apart, and at exit, so that a process that is killed loses the last of them only.
-//! An allocation is logged after it was served and a free before the block is taken back, in one total order that is legal
-//! for every address. After [`EVENTS`] events (`STEPALLOC_TRACE_EVENTS`) the tracer stops and costs nothing more.
+//! `STEPALLOC_TRACE` names the files: the process's id follows it after a dot. Events stay in a fixed buffer
+//! and written when it is full, at boundaries some time apart, and at exit, so that a process that is killed
+//! loses the last of them only. An allocation is logged after it was served and a free before the block is
+//! taken back, in one total order that is legal for every address. After [`EVENTS`] events
+//! (`STEPALLOC_TRACE_EVENTS`) the tracer stops and costs nothing more.
 //!
 //! # Layout
 //!
