@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everyday programs, which have no rhythm, under the preloaded library: instructions against the backend alone.
+"""Everyday programs, which have no period, under the preloaded library: instructions against the backend alone.
 
     benches/everyday.py [--programs NAME,...] > benches/results/everyday.csv
 

@@ -319,38 +319,39 @@ pub fn alike(a: u64, b: u64) -> bool {
     a.abs_diff(b) <= a.max(b) / ALIKE
 }
 
-/// The contours up to each allocation, the newest 32 of them in two bits each.
-fn contours(sizes: &[u64]) -> Vec<u64> {
-    let mut word = 0;
-    let steps = sizes.windows(2).map(|pair| {
-        let bits = match contour(pair[0], pair[1]) {
-            Ordering::Equal => 0,
-            Ordering::Less => 1,
-            Ordering::Greater => 2,
-        };
-        word = word << 2 | bits;
-        word
+/// The contour of each allocation but the first, in two bits of a byte.
+fn contours(sizes: &[u64]) -> Vec<u8> {
+    let steps = sizes.windows(2).map(|pair| match contour(pair[0], pair[1]) {
+        Ordering::Equal => 0,
+        Ordering::Less => 1,
+        Ordering::Greater => 2,
     });
     steps.collect()
 }
 
+/// The [`WORD`] contours that end with each, as one number, the newest first.
+fn words(contours: &[u8]) -> impl Iterator<Item = u64> {
+    let first = contours.len().saturating_sub(WORD);
+    let mut next = contours[first..].iter().fold(0, |word, &contour| word << 2 | u64::from(contour));
+    (WORD..=contours.len()).rev().map(move |end| {
+        let word = next;
+        if end > WORD {
+            next = word >> 2 | u64::from(contours[end - WORD - 1]) << (2 * WORD - 2);
+        }
+        word
+    })
+}
+
 /// Distances at which a stretch at the end comes again, ascending.
-fn candidates(contours: &[u64]) -> Vec<usize> {
+fn candidates(contours: &[u8]) -> Vec<usize> {
     let mut found = Vec::new();
     let mut end = contours.len();
     for _ in 0..STRETCHES {
-        // The newest stretch that is not constant.
-        while end > WORD && contours[end - 1].count_ones() < MIN_CHANGES {
-            end -= 1;
-        }
-        if end <= WORD {
-            break;
-        }
-        let word = contours[end - 1];
-        let again = contours[WORD - 1..end - 1].iter().rev().enumerate();
-        found.extend(
-            again.filter(|&(_, &other)| other == word).map(|(distance, _)| distance + 1).take(CANDIDATES),
-        );
+        let changes = |&(_, word): &(usize, u64)| word.count_ones() >= MIN_CHANGES;
+        let Some((constant, word)) = words(&contours[..end]).enumerate().find(changes) else { break };
+        end -= constant;
+        let again = words(&contours[..end]).enumerate().skip(1);
+        found.extend(again.filter(|&(_, other)| other == word).map(|(distance, _)| distance).take(CANDIDATES));
         end -= WORD;
     }
     found.sort_unstable();

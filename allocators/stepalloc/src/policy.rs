@@ -62,7 +62,7 @@ pub(crate) const TRIED_STEPS: u32 = 16;
 pub(crate) const TRIED_STEPS_MOST: u32 = 1 << 14;
 /// Bytes that may miss before another period is looked for, in thousandths.
 pub(crate) const MISSES_TOLERATED: u64 = 20;
-/// The same before a longer period, heard soon after the first plan, is believed.
+/// The same before a longer period, logged soon after the first plan, is believed.
 pub(crate) const MISSES_TOLERATED_EARLY: u64 = 5;
 /// Steps after which a plan that serves all but that is believed, once as much was logged again as before it.
 pub(crate) const EARLY_ACCEPT_STEPS: u32 = 4;

@@ -44,8 +44,10 @@ impl Machine {
         if self.keeps_to_too_small(now) || now.sizes.is_of_one_size() {
             return self.found_nothing(now);
         }
+        // The sample may be half a MiB: without a plan there is one copy of it, which becomes the sizes in place.
         let newest = now.sizes.sample();
-        let sizes: Vec<u64> = newest.iter().map(|class| class.bytes()).collect();
+        let beside_plan = if self.plan.is_some() { newest.clone() } else { Vec::new() };
+        let sizes: Vec<u64> = newest.into_iter().map(|class| class.bytes()).collect();
         let found = period::find(&sizes);
         let bytes = |period: &Period| sizes[sizes.len() - period.allocations..].iter().sum::<u64>();
         if self.plan.is_none() && found.is_some_and(|period| bytes(&period) < self.least_bytes()) {
@@ -57,7 +59,7 @@ impl Machine {
             if period.repeats() { period.repeated(LEAST_PERIOD) } else { period }
         });
         let news = found.filter(|found| match &self.plan {
-            Some(_) => self.is_news(found, &newest, now),
+            Some(_) => self.is_news(found, &beside_plan, now),
             None => true,
         });
         let all = now.sizes.logged() as usize;

@@ -446,14 +446,16 @@ impl Heap {
     #[inline(never)]
     fn give_way(&self, victims: &Victims, into: Option<Extent>) {
         let into = into.filter(|_| self.can_move());
-        let (calls, moved) = self.empty(victims.all(), into);
-        self.with(|table| table.retention.regret(victims.touched - moved, calls));
+        let begun = os::now_ns();
+        let moved = self.empty(victims.all(), into);
+        let nanoseconds = os::now_ns().saturating_sub(begun);
+        self.with(|table| table.retention.regret(victims.touched - moved, nanoseconds));
         self.free_victims(victims, moved);
     }
 
-    /// Moves or gives back what of the extents may be resident. Returns the system calls made and the pages moved.
-    fn empty(&self, extents: &[Extent], into: Option<Extent>) -> (u64, u64) {
-        let (mut calls, mut moved) = (0, 0);
+    /// Moves or gives back what of the extents may be resident. Returns the pages moved.
+    fn empty(&self, extents: &[Extent], into: Option<Extent>) -> u64 {
+        let mut moved = 0;
         let mut room = into;
         for &extent in extents {
             for mut stretch in self.touched.stretches(extent, true) {
@@ -461,7 +463,6 @@ impl Heap {
                     && let Some(hole) = room.and_then(|room| self.hole(room))
                 {
                     let pages = hole.pages.min(stretch.pages);
-                    calls += 1;
                     if !self.move_pages(self.address(stretch.start), self.address(hole.start), pages) {
                         room = None;
                         break;
@@ -473,14 +474,13 @@ impl Heap {
                     stretch = Extent::new(stretch.start + pages, stretch.pages - pages);
                 }
                 if stretch.pages > 0 {
-                    calls += 1;
                     // SAFETY: pages of a free extent that nobody can be given meanwhile.
                     unsafe { os::discard(self.address(stretch.start), stretch.pages as usize * PAGE) };
                 }
             }
             self.touched.clear(extent);
         }
-        (calls, moved)
+        moved
     }
 
     /// The first stretch of an extent that has no pages, and is worth moving some there.

@@ -14,14 +14,22 @@
 /// The slack is counted in parts of the peak, of which there are so many. It grows by one, and an eighth of what it was: as many pages
 /// fault when it does.
 const SLACK_STEP: u64 = 800;
-/// Upper bound of the slack in such parts: an eighth.
-const SLACK_MOST: u64 = 100;
+/// Upper bound of the slack in such parts, 13 %: with it threads that replace blocks at random move next to nothing.
+const SLACK_MOST: u64 = 104;
+/// The slack also stays a sixth of the peak less four MiB of small pages, which the process has besides (code, tables, small blocks): so
+/// that VmHWM stays within a sixth of what is alive. In small programs a twentieth of the peak is kept all the same.
+const PROCESS_SHARE: u64 = 6;
+const BESIDES: u64 = 1024;
+const SMALL_SHARE: u64 = 20;
 /// It begins with so many parts, half a percent: nearly all programs come to that, and do so before they repeat themselves.
 const SLACK_FIRST: u64 = 4;
 /// Regrets are enough where they would have faulted one part in this many of the peak.
 const PATIENCE: u64 = 200;
-/// A system call that moves or gives back costs as much as so many page faults.
-const CALL: u64 = 16;
+/// A page fault takes about so long. Moving pages takes seven microseconds in a program of one thread, and up to two hundred where others run,
+/// whose processors must be interrupted: so it is measured.
+const FAULT_NANOSECONDS: u64 = 500;
+/// What giving way once may count at most, in faults: this thread may have waited for a processor meanwhile.
+const REGRET_MOST: u64 = 512;
 /// What may always be kept: half a MiB of small pages, which no process's peak shows.
 const LEAST: u64 = 128;
 
@@ -68,10 +76,11 @@ impl Retention {
 
     /// Pages that may be resident.
     fn allowed(&self) -> u64 {
-        let own = self.peak + self.peak * self.slack / SLACK_STEP;
+        let most = (self.peak / PROCESS_SHARE).saturating_sub(BESIDES).max(self.peak / SMALL_SHARE);
+        let own = self.peak + (self.peak * self.slack / SLACK_STEP).min(most).max(LEAST);
         // Beside an arena, what that leaves of the process's peak.
-        let beside = (self.total + self.total / PRESSES).saturating_sub(self.arena).max(self.alive);
-        LEAST + if self.arena == 0 { own } else { own.min(beside) }
+        let beside = (self.total + self.total / PRESSES).saturating_sub(self.arena).max(self.alive) + LEAST;
+        if self.arena == 0 { own } else { own.min(beside) }
     }
 
     /// Counts a block of `pages`, of which `fresh` were not resident, and returns the pages that must cease to be.
@@ -107,13 +116,13 @@ impl Retention {
         self.total = self.total.max(self.alive + self.arena);
     }
 
-    /// Says what it took to do what [`Retention::allocate`] said: pages that went back, and may fault again, and system calls.
-    pub(super) fn regret(&mut self, returned: u64, calls: u64) {
+    /// Says what it took to do what [`Retention::allocate`] said: pages that went back, and may fault again, and time.
+    pub(super) fn regret(&mut self, returned: u64, nanoseconds: u64) {
         if self.alive < self.peak {
-            self.regrets += calls * CALL + returned;
+            self.regrets += returned + (nanoseconds / FAULT_NANOSECONDS).min(REGRET_MOST);
             if self.regrets > self.peak / PATIENCE {
                 self.regrets = 0;
-                self.slack = (self.slack + 1 + self.slack / 8).min(SLACK_MOST);
+                self.slack = (self.slack + 1 + self.slack / 4).min(SLACK_MOST);
             }
         }
     }
@@ -155,7 +164,7 @@ mod tests {
         assert_eq!((retention.free(), retention.allocate(9_000, 0)), (9_000, 0));
         freed(&mut retention, 5_000);
         // No free run serves it: as many go back as are new, but for what may always be kept.
-        assert_eq!(retention.allocate(3_000, 3_000), 3_000 - 10_000 * SLACK_FIRST / SLACK_STEP - LEAST);
+        assert_eq!(retention.allocate(3_000, 3_000), 3_000 - LEAST);
     }
 
     #[test]
@@ -165,17 +174,17 @@ mod tests {
         for _ in 0..1000 {
             freed(&mut retention, 50_000);
             retention.resident -= retention.allocate(40_000, 20_000);
-            retention.regret(0, 10);
+            retention.regret(0, 100_000);
             freed(&mut retention, 40_000);
             retention.allocate(50_000, 0);
         }
         assert_eq!(retention.slack, SLACK_MOST);
-        assert_eq!(retention.allowed(), 112_500 + LEAST);
+        assert_eq!(retention.allowed(), 113_000);
         // What is needed anyway is no regret.
         let mut growing = Retention::new();
         for _ in 0..100 {
             growing.allocate(1_000, 1_000);
-            growing.regret(0, 10);
+            growing.regret(0, 100_000);
         }
         assert_eq!(growing.slack, SLACK_FIRST);
     }
