@@ -351,7 +351,8 @@ fn candidates(contours: &[u8]) -> Vec<usize> {
         let Some((constant, word)) = words(&contours[..end]).enumerate().find(changes) else { break };
         end -= constant;
         let again = words(&contours[..end]).enumerate().skip(1);
-        found.extend(again.filter(|&(_, other)| other == word).map(|(distance, _)| distance).take(CANDIDATES));
+        found
+            .extend(again.filter(|&(_, other)| other == word).map(|(distance, _)| distance).take(CANDIDATES));
         end -= WORD;
     }
     found.sort_unstable();
