@@ -2,14 +2,15 @@
 //! needs are collected again.
 //!
 //! A run is a row of *segments*. In each one the threads repeat their programs step by step; from one to the next the
-//! programs change a little, or altogether, the threads are new ones and fewer or more, and meet at boundaries or not.
+//! programs change a little, or altogether, the threads are new ones and fewer or more, and take turns, meet at boundaries, or neither.
+//! While threads take turns, plans serve most of a step, so that it is collected again when it changes; later plans rarely help and are left.
 
 use crate::process;
 use crate::program::{MIN_BYTES_SETTING, Operation, Places, change_sizes, perturb, program};
 use crate::shadow::{Block, Random, disjoint};
 use crate::{scaled, test_name};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Barrier, Mutex};
+use std::sync::{Barrier, Condvar, Mutex};
 use std::time::Instant;
 use stepalloc::Phase;
 
@@ -21,6 +22,8 @@ const LENGTH: usize = if cfg!(debug_assertions) { 60 } else { 260 };
 const PLANS: u64 = 1;
 /// Calls of the allocator asked for, over all backends.
 const CALLS: u64 = 10_000_000;
+/// Segments at the beginning of a run, in two of three of which threads take turns.
+const IN_TURN: usize = 24;
 /// Steps before collecting begins.
 const WAITING: u64 = 60;
 const BACKENDS: [&str; 3] = ["glibc", "jemalloc", "mimalloc"];
@@ -42,7 +45,7 @@ fn ten_million_operations_on_eight_threads_keep_every_byte_in_every_phase() {
             &[
                 ("STEPALLOC_BACKEND", backend),
                 ("START_STATISTIC_STEP", &waiting),
-                ("STABLE_STATISTIC_STEP", "2"),
+                ("STABLE_STATISTIC_STEP", "8"),
                 ("MAX_STATISTIC_STEP", "30"),
                 MIN_BYTES_SETTING,
             ],
@@ -114,9 +117,15 @@ fn run_segments() {
         assert!(segment < 400, "not enough plans in {segment} segments: {:?}", stepalloc::statistics());
         // The first segment is waiting and the first collecting; later ones are as long as a plan's patience.
         let steps = if segment == 0 { WAITING + 40 } else { 40 };
-        let threads = [8, 8, 3, 8, 1, 6][segment % 6];
-        let meets = segment % 4 != 3;
-        run_segment(&shared, &mut workers[..threads], steps, meets);
+        let (threads, pace) = match segment {
+            0..IN_TURN if segment % 3 != 2 => (THREADS, Pace::InTurn),
+            // The plan of the steps before is in force.
+            0..IN_TURN if segment % 2 == 0 => (THREADS, Pace::Meeting),
+            0..IN_TURN => (THREADS, Pace::Free),
+            _ if segment % 4 != 3 => ([8, 8, 3, 8, 1, 6][segment % 6], Pace::Meeting),
+            _ => ([8, 8, 3, 8, 1, 6][segment % 6], Pace::Free),
+        };
+        run_segment(&shared, &mut workers[..threads], steps, pace);
         verify(&workers, &shared);
         for worker in &mut workers {
             match segment % 4 {
@@ -161,22 +170,53 @@ fn run_segments() {
     assert!(arena * 100 >= sizes, "only {arena} of {sizes} blocks of planned size lay in the arena");
 }
 
+/// How the threads of a segment make a step.
+#[derive(Clone, Copy, PartialEq)]
+enum Pace {
+    /// One after the other, and nothing lives on: each step is as the one before.
+    InTurn,
+    /// All at once, and they wait for each other at boundaries.
+    Meeting,
+    /// All at once.
+    Free,
+}
+
+/// Has threads go on one after the other.
+struct Turns {
+    next: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Turns {
+    fn wait_for(&self, number: usize) {
+        drop(self.changed.wait_while(lock(&self.next), |next| *next != number).expect("no thread panicked"));
+    }
+
+    fn end(&self, number: usize, threads: usize) {
+        *lock(&self.next) = (number + 1) % threads;
+        self.changed.notify_all();
+    }
+}
+
 /// All workers repeat their programs, each in a thread of its own; the first says where steps end.
-fn run_segment(shared: &Shared, workers: &mut [Worker], steps: u64, meets: bool) {
-    let barrier = Barrier::new(workers.len());
-    let barrier = &barrier;
+fn run_segment(shared: &Shared, workers: &mut [Worker], steps: u64, pace: Pace) {
+    let threads = workers.len();
+    let barrier = &Barrier::new(threads);
+    let turns = &Turns { next: Mutex::new(0), changed: Condvar::new() };
     std::thread::scope(|scope| {
         for worker in workers {
             scope.spawn(move || {
                 for _ in 0..steps {
-                    if meets {
-                        barrier.wait();
+                    match pace {
+                        Pace::InTurn => turns.wait_for(worker.number),
+                        Pace::Meeting => _ = barrier.wait(),
+                        Pace::Free => {}
                     }
                     if worker.number == 0 {
                         stepalloc::boundary();
                         shared.case.store(case(), Relaxed);
                     }
-                    if meets {
+                    if pace == Pace::Meeting {
                         barrier.wait();
                     }
                     worker.step(shared).unwrap_or_else(|error| {
@@ -188,6 +228,10 @@ fn run_segment(shared: &Shared, workers: &mut [Worker], steps: u64, meets: bool)
                         );
                         std::process::exit(1);
                     });
+                    if pace == Pace::InTurn {
+                        worker.free_all(shared);
+                        turns.end(worker.number, threads);
+                    }
                 }
             });
         }
@@ -195,6 +239,12 @@ fn run_segment(shared: &Shared, workers: &mut [Worker], steps: u64, meets: bool)
 }
 
 impl Worker {
+    fn free_all(&mut self, shared: &Shared) {
+        let given = std::mem::take(&mut *lock(&shared.given[self.number]));
+        let own = self.places.blocks.iter_mut().filter_map(Option::take);
+        given.into_iter().chain(own).for_each(|block| block.free().expect("as it was"));
+    }
+
     fn step(&mut self, shared: &Shared) -> Result<(), String> {
         for &operation in &self.program {
             let calls = self.places.calls;
