@@ -108,8 +108,8 @@ fn convnet_trains_alike_from_a_plan() {
 const STEPS_AGAIN: u64 = 24;
 /// Of these the first, in which the program is recognised, is not counted, nor the last, which no boundary ends.
 const NOT_COUNTED: u64 = 2;
-/// Bytes resident at most, in the whole run, for each that is resident at its end.
-const MOST_PEAK: f64 = 1.01;
+/// Bytes resident at most, in the whole run, for each that is resident at its end: what the heap had free before the plan goes back later.
+const MOST_PEAK: f64 = 1.02;
 
 /// Page faults in a step at most where tensors have none: in so few steps the backend's small blocks still come to pages that they
 /// touch for the first time.

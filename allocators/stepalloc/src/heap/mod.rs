@@ -92,6 +92,8 @@ pub(crate) struct Heap {
     deferred: CachePadded<AtomicU32>,
     /// The [thread](os::thread_pointer) that forks, and whose handlers have the lock; 0 for none.
     forking: AtomicUsize,
+    /// The lock is held for good, by a thread that a fork did not copy.
+    broken: AtomicBool,
     /// The kernel moves pages, as far as is known.
     moves: AtomicBool,
     /// Moves since mappings were made one.
@@ -201,6 +203,7 @@ impl Heap {
             })),
             deferred: CachePadded::new(AtomicU32::new(0)),
             forking: AtomicUsize::new(0),
+            broken: AtomicBool::new(false),
             moves: AtomicBool::new(false),
             moved: AtomicU32::new(0),
             watched: AtomicBool::new(false),
@@ -329,7 +332,10 @@ impl Heap {
     #[inline]
     fn lock(&self) -> bool {
         // Who has it for a fork, and allocates in a later handler, would wait for himself.
-        let waits = || self.forking.load(Relaxed) != os::thread_pointer() && self.mutex.lock_contended();
+        let waits = || {
+            let forks = self.forking.load(Relaxed) == os::thread_pointer();
+            !forks && !self.broken.load(Relaxed) && self.mutex.lock_contended()
+        };
         self.mutex.try_lock() || waits()
     }
 
@@ -1066,7 +1072,9 @@ extern "C" fn after_fork_in_child() {
     if ends_fork() {
         HEAP.mutex.reset();
     } else if HEAP.mutex.is_held() {
-        // Whoever had it was interrupted by this very fork, or the handlers were not there yet: the table may be half changed.
+        // Whoever had it was interrupted by this very fork, or the handlers were not there yet: the table may be half changed. Nobody is to
+        // wait for it.
+        HEAP.broken.store(true, Relaxed);
         HEAP.disable();
     }
 }

@@ -11,9 +11,9 @@ const AWAITED: u32 = 2;
 
 /// Looks at a lock that is held before its thread goes to sleep: it is held for a fifth of a microsecond.
 const SPINS: u32 = 100;
-/// Times that a thread sleeps at most, and for how long at a time. After a second a lock is taken to be held by somebody who is interrupted
-/// (a signal handler that allocates, say), and the backend serves.
-const SLEEPS: u32 = 100;
+/// How long a thread waits, and sleeps at a time. After a second a lock is taken to be held by somebody who is interrupted (a signal handler
+/// that allocates, say), and the backend serves.
+const PATIENCE_NANOSECONDS: u64 = 1_000_000_000;
 const SLEEP_NANOSECONDS: i64 = 10_000_000;
 
 pub(super) struct Mutex(AtomicU32);
@@ -37,13 +37,15 @@ impl Mutex {
             }
             spin_loop();
         }
-        (0..=SLEEPS).any(|_| {
-            let is_ours = self.0.swap(AWAITED, Acquire) == FREE;
-            if !is_ours {
-                os::futex_wait(&self.0, AWAITED, SLEEP_NANOSECONDS);
+        // By the clock: where others come and go, a sleep may end at once.
+        let begun = os::now_ns();
+        while self.0.swap(AWAITED, Acquire) != FREE {
+            if os::now_ns().saturating_sub(begun) > PATIENCE_NANOSECONDS {
+                return false;
             }
-            is_ours
-        })
+            os::futex_wait(&self.0, AWAITED, SLEEP_NANOSECONDS);
+        }
+        true
     }
 
     #[inline]
