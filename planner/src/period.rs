@@ -44,7 +44,7 @@ const CONTOUR_EVIDENCE: usize = 2 * EVIDENCE;
 /// Of shorter periods twice as many: what repeats so soon is most often a loop within a step, over tables or parameters. (That
 /// of sixteen sparse tables asks for 14 blocks a turn.)
 pub const SHORT: usize = 24;
-/// Of a longer period so many allocations are enough.
+/// Upper bound of the allocations compared, however long the period.
 const LONG: usize = 1024;
 /// Candidates proved at most, the shortest first.
 const CANDIDATES: usize = 256;

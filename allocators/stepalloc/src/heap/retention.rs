@@ -11,24 +11,24 @@
 //!
 //! Plain numbers only, in pages.
 
-/// The slack is counted in parts of the peak, of which there are so many. It grows by one, and an eighth of what it was: as many pages
+/// The slack is counted in parts of the peak, of which there are so many. It grows by one, and a quarter of what it was: as many pages
 /// fault when it does.
 const SLACK_STEP: u64 = 800;
 /// Upper bound of the slack in such parts, 13 %: with it threads that replace blocks at random move next to nothing.
 const SLACK_MOST: u64 = 104;
-/// The slack also stays a sixth of the peak less four MiB of small pages, which the process has besides (code, tables, small blocks): so
-/// that VmHWM stays within a sixth of what is alive. In small programs a twentieth of the peak is kept all the same.
+/// The slack is also bounded by a sixth of the peak, less the four MiB that a process has besides (code, tables, small blocks), so that VmHWM
+/// stays within about a sixth of what is alive. In small programs the bound is a twentieth of the peak.
 const PROCESS_SHARE: u64 = 6;
 const BESIDES: u64 = 1024;
 const SMALL_SHARE: u64 = 20;
-/// It begins with so many parts, half a percent: nearly all programs come to that, and do so before they repeat themselves.
+/// The slack at first, half a percent: nearly all programs come to that, and do so before they repeat themselves.
 const SLACK_FIRST: u64 = 4;
 /// Regrets are enough where they would have faulted one part in this many of the peak.
 const PATIENCE: u64 = 200;
-/// A page fault takes about so long. Moving pages takes seven microseconds in a program of one thread, and up to two hundred where others run,
+/// Time of a page fault, roughly. Moving pages takes seven microseconds in a program of one thread, and up to two hundred where others run,
 /// whose processors must be interrupted: so it is measured.
 const FAULT_NANOSECONDS: u64 = 500;
-/// What giving way once may count at most, in faults: this thread may have waited for a processor meanwhile.
+/// Upper bound of one regret's time, in faults: the thread may have waited for a processor meanwhile.
 const REGRET_MOST: u64 = 512;
 /// What may always be kept: half a MiB of small pages, which no process's peak shows.
 const LEAST: u64 = 128;

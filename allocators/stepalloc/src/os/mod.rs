@@ -495,9 +495,16 @@ mod tests {
         start
     }
 
+    /// Four pages at an address that the kernel does not choose for anybody else while they are unmapped on the way, as those of the range.
+    fn destination(address: usize) -> *mut u8 {
+        let start = address as *mut u8;
+        assert!(map_at(start, 4 * PAGE, true), "nobody else names the address");
+        start
+    }
+
     #[test]
     fn content_arrives_where_the_kernel_fails_on_its_way() {
-        let (from, to) = (hard_to_move(), map(4 * PAGE).expect("memory"));
+        let (from, to) = (hard_to_move(), destination(0x3000_0000_0000));
         // SAFETY: mapped just now, and known here only.
         unsafe {
             to.write_bytes(9, 4 * PAGE);
@@ -509,7 +516,7 @@ mod tests {
 
     #[test]
     fn a_destination_is_mapped_where_the_kernel_fails_on_its_way() {
-        let (from, to) = (hard_to_move(), map(4 * PAGE).expect("memory"));
+        let (from, to) = (hard_to_move(), destination(0x3100_0000_0000));
         // SAFETY: mapped just now, and known here only.
         unsafe {
             to.write_bytes(9, 4 * PAGE);
