@@ -20,7 +20,7 @@
 //! Where a step begins within the period is for [`boundary`] to say, and [`next_boundary`] follows it through a sequence
 //! in which allocations come and go.
 //!
-//! A period that only the contour shows must be seen three times, because steps of two lengths may just have
+//! A period that only the contour shows must be seen nearly three times, because steps of two lengths may just have
 //! followed each other. What repeats may still be the layers of a model, each of which leaves blocks for the
 //! way back: [`Period::is_balanced`] separates them from steps once allocations and frees were recorded. One
 //! search costs O(n) for n allocations and a few comparisons for each candidate.
@@ -31,7 +31,7 @@ use std::collections::HashMap;
 /// Contours in a machine word.
 const WORD: usize = 32;
 /// Stretches of [`WORD`] contours that are looked for. One of them may hold what came out of the order.
-const STRETCHES: usize = 4;
+const STRETCHES: usize = 8;
 /// A stretch must have as many contours other than "alike": a constant stretch is found everywhere.
 const MIN_CHANGES: u32 = 4;
 /// Allocations compared at least: fewer agree by chance.
@@ -72,9 +72,8 @@ const CONTOUR_BETTER: f64 = 0.06;
 /// Beyond this share a period leaves nothing over: a shorter one must do so, too, or it is that of layers
 /// between which little else comes.
 const WHOLE: f64 = 0.995;
-/// Periods a contour must have agreed for where sizes do not: steps of two lengths may just have followed each other. Not more,
-/// because recorded memory must be balanced as well.
-const CONTOUR_PERIODS: usize = 2;
+/// Periods whose sizes must have come again where steps of several sizes take turns.
+const TURNED_PERIODS: usize = 2;
 /// Distances, in parts of the period, at which agreement is by chance.
 const ELSEWHERE: [f64; 5] = [0.21, 0.37, 0.5, 0.63, 0.79];
 
@@ -143,7 +142,7 @@ impl Period {
     /// After how many of its periods the newest sizes come again, all of which are among these: steps of as many sizes take
     /// turns. `None` where none do so within so many.
     pub fn turns(&self, sizes: &[u64], most: usize) -> Option<usize> {
-        let window = CONTOUR_PERIODS * self.allocations;
+        let window = TURNED_PERIODS * self.allocations;
         let seen = |turns: usize| turns * self.allocations + window <= sizes.len();
         (2..=most)
             .take_while(|&turns| seen(turns))
@@ -183,6 +182,22 @@ impl Period {
 /// little was seen.
 pub fn find(sizes: &[u64]) -> Option<Period> {
     let distances = candidates(&contours(sizes));
+    let period = find_sizes(sizes, &distances);
+    if period.is_some_and(|period| period.lasts(sizes, sizes.len())) {
+        return period;
+    }
+    // What has not repeated for long may be a loop within a step, whose contour has repeated for longer.
+    let step = find_contour(sizes, &distances).filter(|step| match period {
+        Some(Period { allocations, .. }) => {
+            step.allocations > allocations && !is_period(sizes, allocations, contour_window(step.allocations))
+        }
+        None => true,
+    });
+    step.or(period)
+}
+
+/// [`find`] by sizes.
+fn find_sizes(sizes: &[u64], distances: &[usize]) -> Option<Period> {
     let seen = sizes.len();
     let window = |period: usize| {
         let times = if period < SHORT { 2 } else { 1 };
@@ -215,7 +230,7 @@ pub fn find(sizes: &[u64]) -> Option<Period> {
         }
         periods.push(period);
     }
-    let Some(&longest) = periods.last() else { return find_contour(sizes, candidates) };
+    let &longest = periods.last()?;
     // All of them over the same allocations: what repeats within a step agrees only as long as that lasts.
     let window = window(longest);
     let share = |period: usize| served(&sizes[seen - window - period..], period);
@@ -229,22 +244,29 @@ pub fn find(sizes: &[u64]) -> Option<Period> {
 }
 
 /// [`find`] by contours alone.
-fn find_contour(sizes: &[u64], candidates: impl Iterator<Item = usize>) -> Option<Period> {
-    let window = |period: usize| (CONTOUR_PERIODS * period).max(CONTOUR_EVIDENCE);
-    let periods: Vec<usize> = candidates
-        .filter(|&period| period + window(period) < sizes.len())
+fn find_contour(sizes: &[u64], distances: &[usize]) -> Option<Period> {
+    let periods: Vec<usize> = distances
+        .iter()
+        .copied()
+        .filter(|&period| period + contour_window(period) < sizes.len())
         .filter(|&period| {
-            // As in `find`: a row of one size agrees with itself.
-            let older = &sizes[..sizes.len() - window(period) / 2];
-            is_contour(sizes, period, window(period))
-                && (period >= SHORT || is_contour(older, period, window(period) / 2))
+            // As in `find_sizes`: a row of one size agrees with itself.
+            let older = &sizes[..sizes.len() - contour_window(period) / 2];
+            is_contour(sizes, period, contour_window(period))
+                && (period >= SHORT || is_contour(older, period, contour_window(period) / 2))
         })
         .collect();
-    let window = window(*periods.last()?);
+    let window = contour_window(*periods.last()?);
     let share = |period: usize| contours_alike(sizes, period, window);
     let best = periods.iter().map(|&period| share(period)).fold(0.0, f64::max);
     let period = periods.iter().copied().find(|&period| share(period) >= best - CONTOUR_BETTER)?;
     Some(Period { allocations: period, steps: 1, share: bytes_alike(sizes, period, period) })
+}
+
+/// Allocations compared where only the contour repeats: of nearly two periods, so that a step that is found at the end of its third
+/// repetition can be recorded from the fourth on. One would not do: steps of two lengths may just have followed each other.
+fn contour_window(period: usize) -> usize {
+    (2 * period - period / 4).max(CONTOUR_EVIDENCE)
 }
 
 /// Where a step is best said to begin: the number of allocations, less than a period, after which little is

@@ -216,7 +216,7 @@ impl DetectedSteps {
             at = 0;
         }
         self.at = Some(at);
-        Followed::More((length + period::FINGERPRINT).saturating_sub(self.log.sizes.len()).max(1) as u64)
+        Followed::More((at + length + period::FINGERPRINT).saturating_sub(self.log.sizes.len()).max(1) as u64)
     }
 
     /// Steps whose sizes come again after several of them take turns: one turn is merged as one step, in which all lifetimes are known.
