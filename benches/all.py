@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Measures all that README.md shows: makes benches/results, and the README's tables and plot from it.
+"""Measures all that BENCHMARKS.md shows: makes benches/results, and the tables and the plot from it.
 
     benches/all.py [--only NAME,...] [--quick]
 
 Each bench writes a CSV of its own into benches/results, which takes the old one's place when it has run to its end;
-machine.csv says of each on which machine, with what software, when and on which commit that was. Then benches/readme.py writes
-README.md anew. Without --only that takes some hours; with nothing else running, and better on a machine of its own.
+machine.csv says of each on which machine, with what software, when and on which commit that was. Then benches/tables.py writes
+BENCHMARKS.md anew. Without --only that takes some hours; with nothing else running, and better on a machine of its own.
 --quick makes fewer runs of each, to see that all of them work, and writes nothing into the repository.
 
 Needs Debian's libjemalloc2 libmimalloc2.0 libtcmalloc-minimal4 valgrind python3-torch python3-numpy python3-matplotlib
-python3-venv, and what benches/everyday.py names; ONNX Runtime is installed from PyPI into target/benches-python,
+python3-venv, and what benches/everyday.py names; ONNX Runtime, scikit-learn, LightGBM and XGBoost are installed from PyPI into target/benches-python,
 and with OpenVINO and packages that have models into target/benches-models; JAX into target/benches-jax, TensorFlow into
 target/benches-tensorflow.
 """
@@ -34,6 +34,7 @@ BENCHES = {
     "large": (["large.py"], ["--runs", "1", "--workloads", "sparse,push"]),
     "engines": (["engines.py", "--jax", JAX / "bin/python", "--tensorflow", TENSORFLOW / "bin/python"],
                 ["--runs", "1", "--steps", "8", "--engines", "jax"]),
+    "programs": (["programs.py", "--python", PYTHON / "bin/python"], ["--runs", "2", "--programs", "sqlite3"]),
     "compare": (["compare.py"], ["--sittings", "1", "--minutes", "0.1"]),
     "recording": (["recording.py"], ["--programs", "numpy stencil"]),
     "everyday": (["everyday.py"], ["--programs", "sort,openssl"]),
@@ -61,7 +62,7 @@ def machine():
         processor.setdefault(name.strip(), value.strip())
     memory = int(pathlib.Path("/proc/meminfo").read_text().split()[1])
     # What was measured before is no change of what is.
-    changed = said("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!benches/results", ":!README.md")
+    changed = said("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!benches/results", ":!README.md", ":!BENCHMARKS.md")
     version = lambda package: said("/usr/bin/python3", "-c", f"import {package}; print({package}.__version__)")
     return {
         "measured": datetime.date.today().isoformat(),
@@ -81,9 +82,9 @@ def machine():
 
 def prepare(name):
     """What a bench wants that no package of Debian has, and that cargo build does not make by itself."""
-    if name == "others" and not (PYTHON / "bin/python").exists():
+    if name in ("others", "programs") and not (PYTHON / "bin/python").exists():
         subprocess.run(["/usr/bin/python3", "-m", "venv", "--system-site-packages", PYTHON], check=True)
-        subprocess.run([PYTHON / "bin/pip", "install", "-q", "onnxruntime"], check=True)
+        subprocess.run([PYTHON / "bin/pip", "install", "-q", "onnxruntime", "scikit-learn", "lightgbm", "xgboost"], check=True)
     if name in OF_MODELS and not (MODELS / "bin/python").exists():
         subprocess.run(["/usr/bin/python3", "-m", "venv", MODELS], check=True)
         install = [MODELS / "bin/pip", "install", "-q"]
@@ -135,7 +136,7 @@ def main():
             out.writeheader()
             out.writerows(rows[results] for results in sorted(rows))
     if not arguments.quick:
-        subprocess.run(["/usr/bin/python3", ROOT / "benches/readme.py"], check=True)
+        subprocess.run(["/usr/bin/python3", ROOT / "benches/tables.py"], check=True)
     if failed:
         sys.exit(f"does not show what it must: {', '.join(failed)}")
 

@@ -4,7 +4,7 @@ core, planning alone, without reading the file), medians of three runs of `stepa
 
     cargo build --release --workspace --examples --bins
     benches/planner.py --long > benches/results/planner.csv
-    benches/readme.py
+    benches/tables.py
 
 Instances of google/minimalloc are planned within the capacity in their name and without one, and so are the same with ids
 shuffled, sizes times 7 and time reversed: a planner that knows them by heart would show. Where omnimalloc is installed (pip

@@ -21,6 +21,6 @@ mod steps;
 // The jumps that `build.rs` writes.
 include!(concat!(env!("OUT_DIR"), "/late.rs"));
 
-/// What this library's own Rust code allocates goes to the backend, never through the plan.
+/// What this library's own Rust code allocates goes to glibc, never through the plan.
 #[global_allocator]
 static INTERNAL: backends::Internal = backends::Internal;

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the tables of README.md from benches/results, between the comments that name them, and the plot beside these.
+"""Writes the tables of BENCHMARKS.md and README.md from benches/results, between the comments that name them, and the plot
+beside these. A table whose results are not there stays empty.
 
-    /usr/bin/python3 benches/readme.py
+    /usr/bin/python3 benches/tables.py
 
 benches/all.py makes the results, and calls this. The plot needs Debian's python3-matplotlib.
 """
-import csv, pathlib, re, statistics
+import csv, pathlib, re, statistics, sys
 from pytorch import FLOOR
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -50,6 +51,23 @@ def pytorch():
     return table(*rows)
 
 
+def short():
+    """The peak and the faults of ours over glibc beside the floor, the rival with the lowest peak, and glibc."""
+    rows = [("model", "", "VmHWM", "page faults of a step", "CPU time of a step")]
+    results = read("pytorch.csv")
+    for workload in dict.fromkeys(row["workload"] for row in results):
+        here = {row["allocator"]: row for row in results if row["workload"] == workload}
+        rivals = [row for name, row in here.items() if not name.startswith("stepalloc/") and name != FLOOR]
+        smallest = min(rivals, key=lambda row: float(row["vm_hwm_mib"]))
+        shown = {"glibc": "glibc", smallest["allocator"]: f"{smallest['allocator']}, the rival with the lowest peak",
+                 FLOOR: "all that is free goes back at once", "stepalloc/glibc": "**stepalloc**"}
+        for name, said in shown.items():
+            row = here[name]
+            rows.append((workload, said, f"{float(row['vm_hwm_mib']):.0f} MiB", f"{float(row['minor_faults_median']):,.0f}",
+                         f"{float(row['cpu_ms_per_step']):.0f} ms"))
+    return table(*rows)
+
+
 def others():
     """Ours over glibc beside glibc, the rival with the least CPU time and the one with the lowest peak."""
     rows = [("program", "allocator", "CPU time per step", "page faults per step", "VmHWM", "planned after")]
@@ -72,6 +90,24 @@ def others():
                 f"{float(row['vm_hwm_mib']):.0f} MiB",
                 f"{planned} steps" if planned.isdecimal() else planned or "-",
             ))
+    return table(*rows)
+
+
+def engines():
+    """All of them."""
+    rows = [("engine", "allocator", "CPU time of a step", "page faults of a step", "VmHWM")]
+    for row in read("engines.csv"):
+        rows.append((row["engine"], row["allocator"], f"{float(row['cpu_ms_per_step']):.0f} ms",
+                     f"{float(row['minor_faults_median']):,.0f}", f"{float(row['vm_hwm_mib']):.0f} MiB"))
+    return table(*rows)
+
+
+def programs():
+    """Each figure with its ratio to the better of glibc and the backend alone."""
+    rows = [("program", "allocator", "VmHWM", "CPU time", "page faults")]
+    for row in read("programs.csv"):
+        rows.append((row["program"], row["allocator"], f"{row['vm_hwm_mib']} MiB ({row['vm_hwm_of_better']} x)",
+                     f"{row['cpu_seconds']} s ({row['cpu_of_better']} x)", f"{int(row['minor_faults']):,}"))
     return table(*rows)
 
 
@@ -280,15 +316,29 @@ def plot():
 
 def main():
     plot()
-    path = ROOT / "README.md"
-    text = path.read_text()
-    tables = (pytorch, others, workloads, models, compare, recording, everyday, instructions, plans, instances, traces, scale, machine)
-    for name, content in ((table.__name__, table()) for table in tables):
-        pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
-        text, count = re.subn(pattern, lambda match: match[1] + content + "\n" + match[2], text, flags=re.DOTALL)
-        if count != 1:
-            raise SystemExit(f"README.md: {count} places for the table {name}, not one")
-    path.write_text(text)
+    tables = {
+        "README.md": (short,),
+        "BENCHMARKS.md": (pytorch, others, engines, programs, workloads, models, instances, traces, scale, plans, instructions, recording, everyday,
+                          compare, machine),
+    }
+    for name, of_it in tables.items():
+        path = ROOT / name
+        text = path.read_text()
+        for make in of_it:
+            pattern = rf"(<!-- {make.__name__}: [^\n]*-->\n).*?(<!-- end of {make.__name__} -->)"
+            text, count = re.subn(pattern, lambda match: match[1] + content(make) + match[2], text, flags=re.DOTALL)
+            if count != 1:
+                raise SystemExit(f"{name}: {count} places for the table {make.__name__}, not one")
+        path.write_text(text)
+
+
+def content(make):
+    """A table and its line's end; nothing where it was not measured."""
+    try:
+        return make() + "\n"
+    except FileNotFoundError as missing:
+        print(f"{make.__name__}: no {pathlib.Path(missing.filename).name}, left empty", file=sys.stderr)
+        return ""
 
 
 if __name__ == "__main__":
