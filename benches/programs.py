@@ -15,6 +15,8 @@ import everyday
 
 MOST = 1.03
 BACKENDS = ("glibc", "jemalloc", "mimalloc")
+# Threads that wait sleep: how long others spin would be counted as the program's CPU time.
+THREADS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4"}
 # A shell script each, in the directory of everyday.py's programs.
 SHELL = {
     "git gc": ("git", "rm -rf r.git && git clone -q --bare --depth 60 'file://{root}' r.git && git -C r.git repack -adfq"),
@@ -101,7 +103,7 @@ def compare(name, command, folder, runs, out):
     ours = [f"stepalloc/{backend}" for backend in BACKENDS]
     subprocess.run([everyday.TARGET / "stepalloc", "compare", "--no-report", "--runs", str(runs), "--json", file,
                     "--allocators", ",".join([*BACKENDS, *ours]), "--", *command],
-                   cwd=folder, check=True, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "2"})
+                   cwd=folder, check=True, stdout=sys.stderr, env={**os.environ, **THREADS})
     results = {result["allocator"]: result["figures"] for result in json.loads(file.read_text())["results"]}
     above = []
     for allocator, figures in results.items():

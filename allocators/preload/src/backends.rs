@@ -406,6 +406,10 @@ unsafe impl Backend for PreloadBackend {
 
     fn trim() {
         (functions().trim)();
+        if functions().kind != Kind::Glibc {
+            // What is our own.
+            glibc_trim(0);
+        }
         segments::give_back();
     }
 
