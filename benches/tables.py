@@ -30,11 +30,11 @@ def pytorch():
         here = [row for row in results if row["workload"] == workload]
         rivals = [row for row in here if not row["allocator"].startswith("stepalloc/") and row["allocator"] != FLOOR]
         fastest = min(rivals, key=lambda row: float(row["cpu_ratio"]))
-        smallest = min(rivals, key=lambda row: float(row["vm_hwm_mib"]))
+        smallest = min(rivals, key=lambda row: float(row["vm_hwm_whole_mib"]))
         for row in here:
             if row in rivals and row not in (fastest, smallest):
                 continue
-            peak = float(row["vm_hwm_mib"])
+            peak = float(row["vm_hwm_whole_mib"])
             ratio = f"{float(row['cpu_ratio']) / float(fastest['cpu_ratio']):.3f}"
             if row["cpu_to_best"]:
                 ratio = f"{float(row['cpu_to_best']):.3f} ± {float(row['cpu_to_best_error']):.3f}"
@@ -45,7 +45,7 @@ def pytorch():
                 row["allocator"] + (f" ({', '.join(notes)})" if notes else ""),
                 f"{float(row['cpu_ms_per_step']):.0f} ms ({ratio} x)",
                 f"{float(row['minor_faults_median']):.0f}",
-                f"{peak:.0f} MiB ({peak / float(smallest['vm_hwm_mib']):.3f} x)",
+                f"{peak:.0f} MiB ({peak / float(smallest['vm_hwm_whole_mib']):.3f} x)",
                 row["arena_to_bound"] or "-",
             ))
     return table(*rows)
@@ -58,12 +58,12 @@ def short():
     for workload in dict.fromkeys(row["workload"] for row in results):
         here = {row["allocator"]: row for row in results if row["workload"] == workload}
         rivals = [row for name, row in here.items() if not name.startswith("stepalloc/") and name != FLOOR]
-        smallest = min(rivals, key=lambda row: float(row["vm_hwm_mib"]))
+        smallest = min(rivals, key=lambda row: float(row["vm_hwm_whole_mib"]))
         shown = {"glibc": "glibc", smallest["allocator"]: f"{smallest['allocator']}, the rival with the lowest peak",
                  FLOOR: "all that is free goes back at once", "stepalloc/glibc": "**stepalloc**"}
         for name, said in shown.items():
             row = here[name]
-            rows.append((workload, said, f"{float(row['vm_hwm_mib']):.0f} MiB", f"{float(row['minor_faults_median']):,.0f}",
+            rows.append((workload, said, f"{float(row['vm_hwm_whole_mib']):.0f} MiB", f"{float(row['minor_faults_median']):,.0f}",
                          f"{float(row['cpu_ms_per_step']):.0f} ms"))
     return table(*rows)
 
@@ -296,10 +296,10 @@ def plot():
     for workload, panel in zip(workloads, panels):
         here = [row for row in results if row["workload"] == workload]
         rivals = [row for row in here if not row["allocator"].startswith("stepalloc/")]
-        cpu, peak = (min(float(row[column]) for row in rivals) for column in ("cpu_ratio", "vm_hwm_mib"))
+        cpu, peak = (min(float(row[column]) for row in rivals) for column in ("cpu_ratio", "vm_hwm_whole_mib"))
         for row in here:
             index, ours = names.index(row["allocator"]), row not in rivals
-            panel.plot(float(row["cpu_ratio"]) / cpu, float(row["vm_hwm_mib"]) / peak, "*sD"[index % 3] if ours else "ov^<>P"[index % 6],
+            panel.plot(float(row["cpu_ratio"]) / cpu, float(row["vm_hwm_whole_mib"]) / peak, "*sD"[index % 3] if ours else "ov^<>P"[index % 6],
                        color="#d9480f" if ours else f"C{index}", markersize=9 if ours else 7, alpha=0.8, linestyle="none",
                        label=row["allocator"], zorder=3 if ours else 2)
         panel.set_title(workload)
