@@ -535,6 +535,30 @@ mod tests {
     }
 
     #[test]
+    fn a_loop_within_a_step_of_other_sizes_each_time_is_not_taken_for_the_step() {
+        let mut next = noise(3);
+        let mut shape = |count: usize| -> Vec<u64> { (0..count).map(|_| 4 + next() % 40).collect() };
+        let (begin, layer, end) = (shape(12), shape(29), shape(12));
+        let one = [begin, layer.repeat(5), end].concat();
+        let units = [10_000, 14_000, 20_000, 27_000];
+        let mut sizes: Vec<u64> =
+            units.iter().flat_map(|unit| one.iter().map(move |size| size * unit)).collect();
+        // In the midst of the last step's loop.
+        sizes.truncate(sizes.len() - 12 - 20);
+        let loops = find_sizes(&sizes, &candidates(&contours(&sizes))).expect("the loop repeats exactly");
+        assert_eq!(loops.allocations, layer.len());
+        let found = find(&sizes).expect("a contour");
+        assert_eq!((found.allocations, found.repeats()), (one.len(), false));
+        // Steps of the same sizes are found as before.
+        let mut alike = one.repeat(4);
+        alike.truncate(alike.len() - 12 - 20);
+        assert_eq!(
+            find(&alike).map(|period| (period.allocations, period.repeats())),
+            Some((one.len(), true))
+        );
+    }
+
+    #[test]
     fn no_period_is_found_where_there_is_none() {
         let mostly_one: Vec<u64> =
             warm_up(4000).iter().map(|&size| if size % 10 == 0 { size } else { 65_536 }).collect();
