@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes the tables of BENCHMARKS.md and README.md from benches/results, between the comments that name them, and the plot
-beside these. A table whose results are not there stays empty.
+beside these. Where there are no results the command that makes them stands in the table's place.
 
     /usr/bin/python3 benches/tables.py
 
@@ -333,12 +333,13 @@ def main():
 
 
 def content(make):
-    """A table and its line's end; nothing where it was not measured."""
+    """A table and its line's end; the command that measures it, where that was not done."""
     try:
         return make() + "\n"
     except FileNotFoundError as missing:
-        print(f"{make.__name__}: no {pathlib.Path(missing.filename).name}, left empty", file=sys.stderr)
-        return ""
+        bench = pathlib.Path(missing.filename).stem
+        print(f"{make.__name__}: no {bench}.csv", file=sys.stderr)
+        return f"Not measured yet on this version: `benches/all.py --only {bench}`.\n"
 
 
 if __name__ == "__main__":

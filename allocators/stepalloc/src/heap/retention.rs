@@ -11,7 +11,7 @@
 //!
 //! Plain numbers only, in pages.
 
-/// The slack is counted in parts of the peak, of which there are so many. It grows by one, and a quarter of what it was: as many pages
+/// The slack's unit is one part in this many of the peak. It grows by one, and a quarter of what it was: as many pages
 /// fault when it does.
 const SLACK_STEP: u64 = 800;
 /// Upper bound of the slack in such parts, 13 %: with it threads that replace blocks at random move next to nothing.
