@@ -59,6 +59,8 @@ pub(crate) struct Slot {
     start: AtomicU32,
     /// The number of cells.
     count: AtomicU32,
+    /// [Lines](crate::arena::shift_lines) by which the block's start is moved.
+    lines: AtomicU32,
     /// The edge with which the word begins, among all edges.
     edges: AtomicPtr<AtomicU32>,
 }
@@ -72,6 +74,7 @@ pub(crate) static NO_SLOT: Slot = Slot {
     middle: AtomicU32::new(0),
     start: AtomicU32::new(0),
     count: AtomicU32::new(0),
+    lines: AtomicU32::new(0),
     edges: AtomicPtr::new(ptr::null_mut()),
 };
 
@@ -106,6 +109,12 @@ pub(crate) struct Half {
 }
 
 impl Slot {
+    /// Cache lines by which the block's start is moved.
+    #[inline(always)]
+    pub(crate) fn lines(&self) -> u32 {
+        self.lines.load(Relaxed)
+    }
+
     /// Takes the slot's cells, if they lie in one word or two and all are free, in one attempt.
     #[inline(always)]
     pub(crate) fn take_quickly(&self) -> Taken<Run> {
@@ -181,7 +190,8 @@ impl Slot {
     }
 
     /// Writes the slot down.
-    fn fill(&self, run: Run, cells: &Cells, start: u32, end: u32) {
+    fn fill(&self, run: Run, lines: u32, cells: &Cells, start: u32, end: u32) {
+        self.lines.store(lines, Relaxed);
         let word = start / CELLS_A_WORD;
         let place = Place {
             run,
@@ -345,9 +355,12 @@ impl State {
 }
 
 impl Cells {
-    /// Makes the cells, all split, and writes down the slots of the runs that were cut; `None` where the system has no
+    /// Makes the cells, all split, and writes down the slots of the runs that were cut, each with its lines; `None` where the system has no
     /// memory for them.
-    pub(crate) fn map<'a>(cut: &Cut, slots: impl Iterator<Item = (&'a Slot, Run)>) -> Option<&'static Self> {
+    pub(crate) fn map<'a>(
+        cut: &Cut,
+        slots: impl Iterator<Item = (&'a Slot, Run, u32)>,
+    ) -> Option<&'static Self> {
         let words = cut.edges.len() / CELLS_A_WORD as usize;
         let limit = *cut.edges.last()?;
         let bytes = size_of::<Self>() + words * size_of::<u64>() + size_of_val(&cut.edges[..]);
@@ -367,8 +380,8 @@ impl Cells {
         for (index, &edge) in (0..).zip(&cut.edges) {
             cells.edge(index).store(edge, Relaxed);
         }
-        for ((slot, run), &(start, end)) in slots.zip(&cut.runs) {
-            slot.fill(run, cells, start, end);
+        for ((slot, run, lines), &(start, end)) in slots.zip(&cut.runs) {
+            slot.fill(run, lines, cells, start, end);
         }
         Some(cells)
     }
@@ -671,7 +684,7 @@ pub(crate) fn tests_slots(arena: &crate::arena::Arena, limit: u32, runs: &[Run])
     let map: *const Slot = os::map((runs.len() + 1) * size_of::<Slot>()).expect("memory").cast();
     // SAFETY: a fresh mapping for as many slots, which stays; zeros are valid ones.
     let slots = unsafe { core::slice::from_raw_parts(map, runs.len()) };
-    let cells = Cells::map(&Cut::of(runs, limit), slots.iter().zip(runs.iter().copied()));
+    let cells = Cells::map(&Cut::of(runs, limit), slots.iter().zip(runs).map(|(slot, &run)| (slot, run, 0)));
     assert!(arena.exchange(cells.expect("memory")));
     slots
 }

@@ -8,11 +8,16 @@
 //! were taken made ready for slots again, under a lock that nobody waits for long: a claim that does not get it has
 //! failed, and the backend serves.
 //!
-//! There is no header in or before a block. Its length and slot are found by its address alone, in a table with an entry
-//! for each granule of which only those of block starts are ever touched.
+//! There is no header in or before a block. Its length and slot are found by its address alone, in a table with an entry for each window
+//! of as many bytes as the least block has: at most one block starts in each.
 //!
 //! The granule is chosen once, from the first plan ([`Arena::open`]): large granules make gaps cheap, small ones waste
 //! nothing on rounding.
+//!
+//! Blocks do not all start where a granule does. Programs walk through several blocks at once, or write the first line of each page; where
+//! all blocks start at the same offset in a page, these lines share a 64th of the cache's sets. So each start is moved by some cache lines
+//! ([`shift_lines`]), as glibc's headers and jemalloc's cache-oblivious blocks do, within what rounding to granules leaves free;
+//! a large block that leaves nothing gets a granule more ([`granules_for`]).
 
 pub(crate) mod cells;
 pub(crate) mod granules;
@@ -39,18 +44,42 @@ const GAP_ATTEMPTS: u32 = 2;
 /// How often the exchange of plans asks for it.
 const EXCHANGE_ATTEMPTS: u32 = 100_000;
 
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 1 << GRANULE_MIN_SHIFT;
+/// A block of so many granules is given another where rounding leaves less than a quarter of one: a thirty-second of it at most, and less
+/// than a 500th of what recorded programs have alive.
+const SPACED_GRANULES: usize = 32;
+
+/// Granules of `1 << shift` bytes that a block takes, room to [move its start](shift_lines) included.
+pub(crate) fn granules_for(bytes: usize, align: usize, shift: u32) -> usize {
+    let granule = 1usize << shift;
+    let granules = bytes.div_ceil(granule);
+    let rest = (granules << shift) - bytes;
+    granules + usize::from(align <= LINE && granules >= SPACED_GRANULES && rest < granule / 4)
+}
+
+/// Cache lines by which the start of a block of `bytes` is moved in its run: a number that follows from where the run begins, so that
+/// neighbours differ.
+pub(crate) fn shift_lines(run: Run, bytes: usize, align: usize, shift: u32) -> u32 {
+    let step = align.max(LINE);
+    let free = (((run.length() as usize) << shift).saturating_sub(bytes)).min((1 << shift) - LINE);
+    // Fibonacci hashing (Knuth, TAOCP 3, 6.4).
+    let place = (run.start().wrapping_mul(0x9E37_79B9) >> 16) as usize % (free / step + 1);
+    (place * step / LINE) as u32
+}
+
 /// One address range with its occupancy. All fields but `cells` are written once, by [`Arena::open`].
 pub(crate) struct Arena {
     /// Where it lies; opened last, so that whoever finds it open finds the other fields.
     region: Region,
-    /// Granules of the reserved range.
-    count: AtomicUsize,
     /// log2 of the granule's bytes.
     shift: AtomicU32,
-    /// The granule's bytes less 1.
-    rounding: AtomicUsize,
     granules: Granules,
-    /// The block that starts at each granule.
+    /// log2 of a window's bytes: no block is smaller.
+    window_shift: AtomicU32,
+    /// Windows of the reserved range.
+    windows: AtomicUsize,
+    /// The block that starts in each window.
     blocks: AtomicPtr<Block>,
     /// The cells of the plan in force; null before the first.
     cells: AtomicPtr<Cells>,
@@ -60,7 +89,8 @@ pub(crate) struct Arena {
 /// What is known of a block.
 #[repr(C, align(16))]
 struct Block {
-    /// The slot it was claimed by, or [`NO_SLOT`].
+    /// The slot it was claimed by, or [`NO_SLOT`]. The address is a multiple of 64; below that are the [lines](shift_lines) by which its
+    /// start is moved.
     slot: AtomicPtr<Slot>,
     /// Its run as a number; 0 where no block starts.
     run: AtomicU64,
@@ -90,19 +120,26 @@ impl Arena {
     pub(crate) const fn closed() -> Self {
         Self {
             region: Region::closed(),
-            count: AtomicUsize::new(0),
             shift: AtomicU32::new(GRANULE_MAX_SHIFT),
-            rounding: AtomicUsize::new(0),
             granules: Granules::none(),
+            window_shift: AtomicU32::new(GRANULE_MAX_SHIFT),
+            windows: AtomicUsize::new(0),
             blocks: AtomicPtr::new(ptr::null_mut()),
             cells: AtomicPtr::new(ptr::null_mut()),
             lock: Lock::new(),
         }
     }
 
-    /// Reserves the range for a first plan of `bytes` and fixes the granule: the beginning of the addresses `within`, or one of its own.
-    /// `false` where the system has no room, and nothing has changed. Called under the engine's lock, once.
-    pub(crate) fn open(&self, shift: u32, bytes: usize, within: Option<(usize, usize)>) -> bool {
+    /// Reserves the range for a first plan of `bytes`, in which no block is smaller than `least`, and fixes the granule: the beginning of
+    /// the addresses `within`, or one of its own. `false` where the system has no room, and nothing has changed. Called under the
+    /// engine's lock, once.
+    pub(crate) fn open(
+        &self,
+        shift: u32,
+        bytes: usize,
+        least: usize,
+        within: Option<(usize, usize)>,
+    ) -> bool {
         debug_assert!(!self.is_open());
         let most = within.map_or(usize::MAX, |(_, most)| most);
         let Some(reserved) = Region::room_for(bytes).map(|room| room.min(most)) else { return false };
@@ -110,8 +147,10 @@ impl Arena {
         if i32::try_from(count).is_err() {
             return false;
         }
+        let window_shift = least.max(1).ilog2().clamp(shift, usize::BITS - 1);
+        let windows = reserved.div_ceil(1 << window_shift);
         // The table and the bits in one mapping.
-        let table_bytes = count * size_of::<Block>();
+        let table_bytes = windows * size_of::<Block>();
         let map_bytes = table_bytes + Granules::bytes_for(count);
         let Some(map) = os::map(map_bytes) else { return false };
         let base = match within {
@@ -124,8 +163,8 @@ impl Arena {
             return false;
         };
         self.shift.store(shift, Relaxed);
-        self.rounding.store((1 << shift) - 1, Relaxed);
-        self.count.store(count, Relaxed);
+        self.window_shift.store(window_shift, Relaxed);
+        self.windows.store(windows, Relaxed);
         self.blocks.store(map.cast(), Relaxed);
         // SAFETY: the rest of a fresh mapping, which stays; runs of this arena lie below the granules counted.
         unsafe { self.granules.set_bits(map.wrapping_add(table_bytes)) };
@@ -239,27 +278,44 @@ impl Arena {
         self.region.contains(address)
     }
 
-    /// Granules that a block of `bytes` needs.
-    #[inline]
-    pub(crate) fn granules_of(&self, bytes: usize) -> usize {
-        (bytes + self.rounding.load(Relaxed)) >> self.shift()
-    }
-
-    /// The block that starts at a granule of the reserved range.
+    /// The entry of the block that starts at an offset from the base, which is in the reserved range.
     #[inline(always)]
-    fn block(&self, granule: u32) -> &Block {
-        // SAFETY: callers pass granules of the reserved range, which they learn of only after the table was mapped for
+    fn block(&self, offset: usize) -> &Block {
+        // SAFETY: callers pass offsets in the reserved range, which they learn of only after the table was mapped for
         // all of it; the mapping is never undone.
-        unsafe { &*self.blocks.load(Relaxed).add(granule as usize) }
+        unsafe { &*self.blocks.load(Relaxed).add(offset >> self.window_shift.load(Relaxed)) }
     }
 
-    /// Makes a run that was taken a block.
+    /// Makes a run that was taken a block, whose start is moved by so many lines.
     #[inline(always)]
-    fn begin(&self, run: Run, slot: &Slot) -> *mut u8 {
-        let block = self.block(run.start());
-        block.slot.store(ptr::from_ref(slot).cast_mut(), Relaxed);
+    fn begin(&self, run: Run, slot: &Slot, lines: u32) -> *mut u8 {
+        let offset = self.offset(run, lines as usize);
+        let block = self.block(offset);
+        debug_assert!((run.length() as usize) << self.shift() >= 1 << self.window_shift.load(Relaxed));
+        block
+            .slot
+            .store(ptr::from_ref(slot).cast_mut().map_addr(|address| address | lines as usize), Relaxed);
         block.run.store(run.to_bits(), Relaxed);
-        (self.base() + ((run.start() as usize) << self.shift())) as *mut u8
+        (self.base() + offset) as *mut u8
+    }
+
+    /// Where a block starts, from the base.
+    #[inline(always)]
+    fn offset(&self, run: Run, lines: usize) -> usize {
+        ((run.start() as usize) << self.shift()) + lines * LINE
+    }
+
+    /// The entry of the block that starts at an offset from the base, with its run and slot; `None` where none does.
+    #[inline(always)]
+    fn find(&self, offset: usize) -> Option<(&Block, Run, *mut Slot)> {
+        if offset >> self.window_shift.load(Relaxed) >= self.windows.load(Relaxed) {
+            return None;
+        }
+        let block = self.block(offset);
+        let run = block.run.load(Relaxed);
+        let slot = block.slot.load(Relaxed);
+        let starts = run != 0 && offset == self.offset(Run::from_bits(run), slot.addr() % LINE);
+        starts.then(|| (block, Run::from_bits(run), slot.map_addr(|address| address & !(LINE - 1))))
     }
 
     /// Claims a slot in one attempt, if it has cells in at most two words. A half that was taken is to be undone by
@@ -270,7 +326,7 @@ impl Arena {
     #[inline(always)]
     pub(crate) unsafe fn claim_quickly(&self, slot: &Slot) -> Taken<*mut u8> {
         match slot.take_quickly() {
-            Taken::All(run) => Taken::All(self.begin(run, slot)),
+            Taken::All(run) => Taken::All(self.begin(run, slot, slot.lines())),
             Taken::Half(half) => Taken::Half(half),
             Taken::Nothing => Taken::Nothing,
             Taken::Several => Taken::Several,
@@ -283,7 +339,7 @@ impl Arena {
     /// As for [`Arena::claim_quickly`].
     pub(crate) unsafe fn claim_several(&self, slot: &Slot) -> Option<*mut u8> {
         let run = slot.take(&self.granules)?;
-        Some(self.begin(run, slot))
+        Some(self.begin(run, slot, slot.lines()))
     }
 
     /// Gives back what [`Arena::claim_quickly`] took.
@@ -308,13 +364,17 @@ impl Arena {
         {
             run = slot.take(&self.granules);
         }
-        Ok(self.begin(run.ok_or(Refused::Busy)?, slot))
+        Ok(self.begin(run.ok_or(Refused::Busy)?, slot, slot.lines()))
     }
 
     /// Claims the smallest gap that holds `bytes` at `align`, wherever it lies.
     pub(crate) fn claim_gap(&self, bytes: usize, align: usize) -> Option<*mut u8> {
-        let length = u32::try_from(self.granules_of(bytes)).ok().filter(|&length| length != 0)?;
-        let step = u32::try_from(align >> self.shift()).ok()?.max(1);
+        let shift = self.shift();
+        let length = u32::try_from(granules_for(bytes, align, shift)).ok()?;
+        if (length as usize) << shift < 1 << self.window_shift.load(Relaxed) {
+            return None;
+        }
+        let step = u32::try_from(align >> shift).ok()?.max(1);
         let run = self.lock.with(Some(GAP_ATTEMPTS), |_| {
             let cells = self.cells()?;
             // Slots may be claimed meanwhile, and the gap found with them. After more attempts than threads usually race
@@ -328,7 +388,7 @@ impl Arena {
             }
             None
         })??;
-        Some(self.begin(run, &NO_SLOT))
+        Some(self.begin(run, &NO_SLOT, shift_lines(run, bytes, align, shift)))
     }
 
     /// The start of the smallest run of free granules that holds `length` at a multiple of `step`.
@@ -360,33 +420,17 @@ impl Arena {
     /// Frees the block at an offset from the base; `false`, and nothing done, where no block starts there.
     #[inline(always)]
     pub(crate) fn release_at(&self, offset: usize) -> bool {
-        let Some(start) = self.start(offset) else { return false };
-        let block = self.block(start);
-        let run = block.run.load(Relaxed);
-        if run == 0 {
-            return false;
-        }
+        let Some((block, run, slot)) = self.find(offset) else { return false };
         block.run.store(0, Relaxed);
         // SAFETY: where there is a run there is a slot, `NO_SLOT` or one that stays, see `claim_quickly`.
-        let slot = unsafe { &*block.slot.load(Relaxed) };
-        slot.give_back(&self.granules, Run::from_bits(run));
+        unsafe { &*slot }.give_back(&self.granules, run);
         true
-    }
-
-    /// The granule that begins at an offset; `None` for offsets outside the range or inside a granule.
-    #[inline(always)]
-    fn start(&self, offset: usize) -> Option<u32> {
-        // Bits below the granule come out on top, and make the number larger than any granule's.
-        let granule = offset.rotate_right(self.shift());
-        (granule < self.count.load(Relaxed)).then_some(granule as u32)
     }
 
     /// Bytes of the block at `address`, all of them writable; 0 where no block starts there.
     pub(crate) fn usable_bytes(&self, address: usize) -> usize {
-        let start = self.start(address.wrapping_sub(self.base()));
-        start.map_or(0, |start| {
-            (Run::from_bits(self.block(start).run.load(Relaxed)).length() as usize) << self.shift()
-        })
+        let offset = address.wrapping_sub(self.base());
+        self.find(offset).map_or(0, |(_, run, _)| ((run.end() as usize) << self.shift()) - offset)
     }
 
     /// Bytes occupied below the limit now, counted; for statistics and tests.
@@ -399,7 +443,7 @@ impl Arena {
 #[cfg(test)]
 pub(crate) fn tests_arena(shift: u32, bytes: usize) -> &'static Arena {
     let arena = Box::leak(Box::new(Arena::closed()));
-    assert!(arena.open(shift, bytes, None));
+    assert!(arena.open(shift, bytes, 1, None));
     assert_eq!(arena.commit(bytes, false), bytes);
     cells::tests_slots(arena, (bytes >> shift) as u32, &[]);
     arena
@@ -435,6 +479,31 @@ mod tests {
         assert_eq!(arena.release(arena.base() - 64), Released::Foreign);
         assert_eq!(arena.release(arena.base() + arena.reserved()), Released::Foreign);
         assert_eq!(arena.occupied_bytes(), 0);
+    }
+
+    #[test]
+    fn starts_are_spread_over_the_page_within_what_rounding_leaves() {
+        // Nothing is left of the first; of 32 pages and more there is another.
+        assert_eq!(granules_for(31 * 4096, 64, 12), 31);
+        assert_eq!([32 * 4096, 32 * 4096 - 1025].map(|bytes| granules_for(bytes, 64, 12)), [33, 33 - 1]);
+        assert_eq!(granules_for(64 * 4096, 4096, 12), 64, "aligned to pages, it cannot be moved");
+        assert_eq!(granules_for(64 * 4096, 64, 6), 64 * 64 + 1);
+        let lines =
+            |start: u32, bytes: usize, align: usize| shift_lines(Run::new(start, 33), bytes, align, 12);
+        assert!((0..100).all(|start| lines(start, 33 * 4096, 64) == 0 && lines(start, 32 * 4096, 8192) == 0));
+        assert!((0..100).all(|start| lines(start, 33 * 4096 - 1000, 64) <= 15));
+        assert!((0..100).all(|start| lines(start, 32 * 4096, 256) % 4 == 0));
+        let starts: std::collections::BTreeSet<_> = (0..64).map(|at| lines(at * 33, 32 * 4096, 64)).collect();
+        assert!(starts.len() > 32 && starts.last() <= Some(&63), "{starts:?}");
+        // Blocks are known by the starts they have.
+        let arena = open(12, 4096 * 200);
+        let blocks = [(); 4].map(|()| arena.claim_gap(32 * 4096, 64).expect("free") as usize);
+        assert!(blocks.iter().any(|block| block % 4096 != 0));
+        for block in blocks {
+            assert_eq!(arena.usable_bytes(block), 33 * 4096 - block % 4096);
+            assert_eq!(arena.release(block - block % 4096 + (block % 4096 + 64) % 4096), Released::Invalid);
+            assert_eq!(arena.release(block), Released::Block);
+        }
     }
 
     #[test]
@@ -525,7 +594,7 @@ mod tests {
         let block = claim(arena, &old[0]).expect("free");
         tests_slots(arena, 95, &[]);
         assert_eq!((arena.bytes(), arena.occupied_bytes()), (4096 * 95, 4096 * 5));
-        assert_eq!(offset(arena, arena.claim_gap(4096 * 90, 1)), Some(0));
+        assert_eq!(offset(arena, arena.claim_gap(4096 * 90 - 2048, 1)), Some(0));
         assert_eq!(arena.claim_gap(4096, 1), None);
         tests_slots(arena, 100, &[]);
         assert_eq!(arena.occupied_bytes(), 4096 * 100);
@@ -581,7 +650,7 @@ mod tests {
         let mut runs: Vec<_> = (0..60).map(|page| Run::new(page, 1)).collect();
         runs.extend((1..60).filter(|&edge| edge != 20).map(|edge| Run::new(edge - 1, 2)));
         let slots = tests_slots(arena, 60, &runs);
-        let gap = arena.claim_gap(4096 * 60, 1).expect("all is free");
+        let gap = arena.claim_gap(4096 * 60 - 2048, 1).expect("all is free");
         assert!(slots.iter().all(|slot| claim(arena, slot).is_none()));
         assert_eq!(arena.release(gap as usize), Released::Block);
         for slot in slots {

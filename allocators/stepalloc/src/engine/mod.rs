@@ -362,7 +362,10 @@ impl Engine {
         let blocks = proposal.blocks;
         let wanted = usize::try_from(proposal.bytes()).unwrap_or(usize::MAX).min(settings.max_arena);
         let within = HEAP.range().map(|(base, bytes)| (base, bytes / 2));
-        if !STATE.arena.is_open() && wanted > 0 && !STATE.arena.open(proposal.shift, wanted, within) {
+        if !STATE.arena.is_open()
+            && wanted > 0
+            && !STATE.arena.open(proposal.shift, wanted, settings.min_bytes, within)
+        {
             return Event::NotInstalled;
         }
         proposal.limit(wanted.min(STATE.arena.reserved()));

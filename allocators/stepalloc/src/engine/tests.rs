@@ -104,7 +104,7 @@ impl Simulation {
             Action::Install { .. } if self.no_memory => return Some(Event::NotInstalled),
             Action::Install { proposal, origin } => {
                 let bytes = proposal.bytes() as usize;
-                assert!(self.arena.is_open() || self.arena.open(proposal.shift, bytes, None));
+                assert!(self.arena.is_open() || self.arena.open(proposal.shift, bytes, 1, None));
                 assert!(self.arena.commit(bytes, false) >= bytes);
                 // SAFETY: the arena was made usable up to the plan's bytes.
                 assert!(unsafe { self.matcher.install(&self.arena, &proposal.tables(), &proposal.cut) });

@@ -1,5 +1,7 @@
 //! Classes of blocks: what is one size to a plan.
 
+use crate::arena::granules_for;
+
 /// Bytes to which sizes are rounded before they are compared: a cache line, the smallest granule.
 pub(super) const SIZE_STEP: usize = 1 << crate::arena::GRANULE_MIN_SHIFT;
 
@@ -60,6 +62,12 @@ impl Class {
     /// The rounded size in bytes.
     pub(crate) fn bytes(self) -> u64 {
         self.0 & !(SIZE_STEP as u64 - 1)
+    }
+
+    /// Granules of `1 << shift` bytes that a slot has.
+    pub(crate) fn granules(self, shift: u32) -> u64 {
+        // A class larger than every arena has no slot in it.
+        granules_for(self.bytes() as usize, self.align() as usize, shift) as u64
     }
 
     /// The alignment a slot must have; 1 where every slot is aligned enough.

@@ -47,8 +47,7 @@ pub(crate) struct ClassSlots {
 impl ClassSlots {
     /// The runs of the slots, in granules of `1 << shift` bytes.
     pub(crate) fn runs(&self, shift: u32) -> impl Iterator<Item = Option<Run>> {
-        // A class larger than every arena has no slot in it.
-        let length = self.class.bytes().div_ceil(1 << shift) as u32;
+        let length = self.class.granules(shift) as u32;
         self.slots.iter().map(move |slot| slot.map(|start| Run::new(start, length)))
     }
 }
@@ -498,23 +497,29 @@ mod tests {
             ClassSlots { class: class(50_000), slots: vec![Some(0)] },
         ];
         install(&matcher, arena, &classes, 64);
-        let at = |granule: usize| Match::Slot((arena.base() + granule * 4096) as *mut u8);
+        // Starts are moved by a few lines.
+        let at = |found: Match| match found {
+            Match::Slot(block) => (block as usize - arena.base()) / 4096,
+            _ => panic!("{found:?}"),
+        };
         // SAFETY: installed for this arena, or not at all.
         let quickly = |bytes| unsafe { matcher.claim_quickly(arena, class(bytes)) };
         assert_eq!(quickly(60_000), Quick::Uncounted);
-        assert_eq!(quickly(40_000), Quick::Block(arena.base() as *mut u8));
+        assert!(matches!(quickly(40_000), Quick::Block(block) if (block as usize - arena.base()) < 4096));
         assert_eq!(matcher.claim(arena, class(50_000)), Match::Busy);
         assert_eq!(matcher.claim(arena, class(60_000)), Match::Unknown);
-        assert_eq!(matcher.claim(arena, class(39_999)), at(10));
+        let second = matcher.claim(arena, class(39_999));
+        assert_eq!(at(second), 10);
         assert_eq!(matcher.claim(arena, class(40_000)), Match::Unplanned);
-        assert_eq!(matcher.claim(arena, class(40_000)), at(20));
+        assert_eq!(at(matcher.claim(arena, class(40_000))), 20);
         assert_eq!(matcher.claim(arena, class(40_000)), Match::Busy);
         assert_eq!(
             matcher.next_step(),
             Seen { allocations: 6, bytes: 5 * class(40_000).bytes() + class(50_000).bytes() }
         );
-        assert_eq!(arena.release(arena.base() + 10 * 4096), crate::arena::Released::Block);
-        assert_eq!(matcher.claim(arena, class(40_000)), at(10), "its own slot is occupied, another is free");
+        let Match::Slot(second) = second else { panic!("served above") };
+        assert_eq!(arena.release(second as usize), crate::arena::Released::Block);
+        assert_eq!(at(matcher.claim(arena, class(40_000))), 10, "its own slot is occupied, another is free");
         assert_eq!(matcher.next_step().allocations, 1);
     }
 
@@ -535,8 +540,11 @@ mod tests {
         static MATCHER: Matcher = Matcher::empty();
         let arena = crate::arena::tests_arena(12, 4096 * GRANULES as usize);
         let owners: Vec<AtomicU32> = (0..GRANULES).map(|_| AtomicU32::new(0)).collect();
-        // Sizes of 9 to 400 granules, as large as many cells of the smaller.
-        let sizes = [9, 10, 13, 40, 90, 400].map(|granules| granules * 4096);
+        // Sizes of 9 to 400 granules, as large as many cells of the smaller; most start within a page.
+        let sizes = [9 * 4096, 9 * 4096 + 1, 13 * 4096 - 1, 39 * 4096, 90 * 4096 - 1500, 400 * 4096 - 2048];
+        let pages = |block: usize, bytes: usize| {
+            (block - arena.base()) / 4096..(block - arena.base() + bytes).div_ceil(4096)
+        };
         let random = |state: &mut u32| {
             *state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             *state >> 8
@@ -555,8 +563,7 @@ mod tests {
                     for turn in 0..200_000 {
                         if random(&mut state) % 8 < live.len() as u32 {
                             let (block, bytes) = live.swap_remove(random(&mut state) as usize % live.len());
-                            let first = (block - arena.base()) / 4096;
-                            for owner in &owners[first..first + bytes / 4096] {
+                            for owner in &owners[pages(block, bytes)] {
                                 assert_eq!(owner.swap(0, Relaxed), thread);
                             }
                             assert_eq!(arena.release(block), crate::arena::Released::Block);
@@ -588,15 +595,13 @@ mod tests {
                         }
                         let Some(block) = block else { continue };
                         served[how] += 1;
-                        let first = (block as usize - arena.base()) / 4096;
-                        for owner in &owners[first..first + bytes / 4096] {
+                        for owner in &owners[pages(block as usize, bytes)] {
                             assert_eq!(owner.swap(thread, Relaxed), 0, "two blocks share a granule");
                         }
                         live.push((block as usize, bytes));
                     }
                     for (block, bytes) in live {
-                        let first = (block - arena.base()) / 4096;
-                        owners[first..first + bytes / 4096].iter().for_each(|owner| owner.store(0, Relaxed));
+                        owners[pages(block, bytes)].iter().for_each(|owner| owner.store(0, Relaxed));
                         assert_eq!(arena.release(block), crate::arena::Released::Block);
                     }
                     all_served.iter().zip(served).for_each(|(all, count)| _ = all.fetch_add(count, Relaxed));
@@ -606,7 +611,8 @@ mod tests {
             let mut plans = 0;
             while running.load(Relaxed) > 0 || plans < 100 {
                 let classes = sizes.map(|bytes| {
-                    let mut start = || Some(random(&mut state) % (GRANULES - (bytes / 4096) as u32 + 1));
+                    let mut start =
+                        || Some(random(&mut state) % (GRANULES - class(bytes).granules(12) as u32 + 1));
                     ClassSlots { class: class(bytes), slots: (0..30).map(|_| start()).collect() }
                 });
                 install(&MATCHER, arena, &classes, GRANULES);
@@ -619,6 +625,7 @@ mod tests {
         assert_eq!(arena.occupied_bytes(), 0);
         assert!(owners.iter().all(|owner| owner.load(Relaxed) == 0));
         // Nothing is left behind that would keep a slot or a gap from being claimed.
-        assert_eq!(arena.claim_gap(4096 * GRANULES as usize, 1), Some(arena.base() as *mut u8));
+        let all = arena.claim_gap(4096 * GRANULES as usize - 2048, 1);
+        assert!(all.is_some_and(|block| (block as usize - arena.base()) < 4096));
     }
 }

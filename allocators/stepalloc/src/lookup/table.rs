@@ -3,7 +3,7 @@
 use super::{Class, ClassSlots, LACKING, Match, OTHER_SLOTS_TRIED, Tables};
 use crate::arena::cells::Slot;
 use crate::arena::granules::Run;
-use crate::arena::{Arena, Refused};
+use crate::arena::{Arena, Refused, shift_lines};
 use crate::os;
 use core::mem::size_of;
 use core::ptr;
@@ -186,18 +186,21 @@ impl Table {
         unsafe { os::unmap(table.byte_sub((*table).slot_bytes).cast(), (*table).bytes) };
     }
 
-    /// The slots, each with its run in granules of `1 << shift` bytes; those that the plan leaves to the backend are left
-    /// out.
+    /// The slots, each with its run in granules of `1 << shift` bytes and its [lines](shift_lines); those that the plan leaves to the
+    /// backend are left out.
     pub(super) fn slots<'a>(
         &'a self,
         shift: u32,
         classes: &'a [ClassSlots],
-    ) -> impl Iterator<Item = (&'a Slot, Run)> {
+    ) -> impl Iterator<Item = (&'a Slot, Run, u32)> {
         // SAFETY: the slots begin where the mapping does, before the header, one for each of the classes'.
         let first: *const Slot = unsafe { ptr::from_ref(self).byte_sub(self.slot_bytes).cast() };
-        let runs = classes.iter().flat_map(move |class| class.runs(shift)).enumerate();
-        // SAFETY: as above.
-        runs.filter_map(move |(index, run)| Some((unsafe { &*first.add(index) }, run?)))
+        let runs = classes.iter().flat_map(move |slots| slots.runs(shift).map(|run| (slots.class, run)));
+        runs.enumerate().filter_map(move |(index, (class, run))| {
+            let lines = shift_lines(run?, class.bytes() as usize, class.align() as usize, shift);
+            // SAFETY: as above.
+            Some((unsafe { &*first.add(index) }, run?, lines))
+        })
     }
 
     /// Gives the table's memory back to the system.

@@ -19,7 +19,7 @@
 
 use super::proposal::Proposal;
 use super::step_profile::{Start, StepProfile};
-use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
+use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT, granules_for};
 use crate::checksum::checksum;
 use crate::lookup::{Begin, Class, VARIANTS};
 use crate::os::{self, Stamp};
@@ -31,7 +31,7 @@ use stepalloc_planner::Period;
 use stepalloc_planner::{Block, Key, Problem, StepProblem, verify};
 
 const MAGIC: u64 = u64::from_le_bytes(*PLAN_MAGIC);
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Larger files are not read.
 const MOST_BYTES: u64 = 64 << 20;
 /// Longer steps are not found, either.
@@ -247,6 +247,11 @@ struct Reader<I> {
     words: I,
 }
 
+/// Bytes of the slot of a block.
+fn slot_bytes(bytes: u64, align: u64, shift: u32) -> u64 {
+    (granules_for(bytes as usize, align as usize, shift) as u64) << shift
+}
+
 /// Refuses what does not hold.
 fn check(holds: bool, what: &'static str) -> Result<(), RefusedFile> {
     if holds { Ok(()) } else { Err(RefusedFile::Invalid(what)) }
@@ -292,7 +297,7 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
         check((1..=VARIANTS).contains(&variants), "a number of step variants out of range")?;
         let (mut profiles, mut offsets) = (Vec::new(), Vec::new());
         for _ in 0..variants {
-            let (profile, places) = self.variant(shift, height, period.is_some())?;
+            let (profile, places) = self.variant(shift, height, min_bytes as u64, period.is_some())?;
             profiles.push(Arc::new(profile));
             offsets.push(places);
         }
@@ -300,7 +305,7 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
             .iter()
             .zip(&offsets)
             .flat_map(|(profile, offsets)| profile.step.keys.iter().zip(offsets));
-        let highest = blocks.map(|(key, offset)| offset + key.size.next_multiple_of(1 << shift)).max();
+        let highest = blocks.map(|(key, offset)| offset + slot_bytes(key.size, key.align, shift)).max();
         check(highest == Some(height), "a height that is not the plans'")?;
         Ok(Plans { profiles, offsets, shift, height, min_bytes, period })
     }
@@ -309,6 +314,7 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
         &mut self,
         shift: u32,
         height: u64,
+        least: u64,
         detected: bool,
     ) -> Result<(StepProfile, Vec<u64>), RefusedFile> {
         let period = Some(self.number()?).filter(|&period| period > 0);
@@ -326,11 +332,11 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
             let (nth, offset) = (self.u32()?, self.number()?);
             let class =
                 Class::of(key_size as usize, align as usize).filter(|class| class.bytes() == key_size);
-            check(class.is_some_and(Class::is_possible), "a size out of range")?;
+            check(key_size >= least && class.is_some_and(Class::is_possible), "a size out of range")?;
             check(align.is_power_of_two() && align <= os::BASE_ALIGN as u64, "an alignment out of range")?;
             check(lower <= u64::from(u32::MAX) && upper <= u64::from(u32::MAX), "a time out of range")?;
             check(offset.is_multiple_of(1 << shift), "an offset between granules")?;
-            let end = key_size.next_multiple_of(1 << shift).checked_add(offset);
+            let end = slot_bytes(key_size, align, shift).checked_add(offset);
             check(end.is_some_and(|end| end <= height), "a block beyond the end")?;
             problem.blocks.push(Block { id, lower, upper, size: key_size, align });
             keys.push(Key { size: key_size, align, nth });
@@ -477,6 +483,7 @@ fn path_of_rank(name: &[u8]) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use super::super::proposal::rounded;
     use super::*;
     use stepalloc_planner::{Event, Planner, Steps};
 
@@ -492,7 +499,7 @@ mod tests {
             let mut steps = Steps::new();
             steps.step(events.clone().chain([blocks - 2, blocks - 1].map(|block| Event::Free { block })));
             let step = steps.problem();
-            let plan = Planner::new().plan(&step.problem).expect("a plan");
+            let plan = Planner::new().plan(&rounded(&step.problem, 6)).expect("a plan");
             let sequence =
                 (0..blocks).map(|block| Class::of(size(block) as usize, 1).expect("a size")).collect();
             let begin =

@@ -2,7 +2,7 @@
 
 use super::step_profile::{Start, StepProfile};
 use crate::arena::cells::Cut;
-use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT};
+use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT, granules_for};
 use crate::lookup::{Class, ClassSlots, Tables};
 use crate::os;
 use core::ops::ControlFlow;
@@ -125,7 +125,7 @@ impl Proposal {
             _ => return,
         };
         for class in self.slots.iter_mut().flatten() {
-            let length = class.class.bytes().div_ceil(1 << self.shift);
+            let length = class.class.granules(self.shift);
             for slot in &mut class.slots {
                 if slot.is_some_and(|start| u64::from(start) + length > u64::from(granules)) {
                     *slot = None;
@@ -185,11 +185,11 @@ fn granule_shift(problem: &Problem, load: u64) -> u32 {
         .unwrap_or(GRANULE_MIN_SHIFT)
 }
 
-/// The problem with sizes and alignments of whole granules.
-fn rounded(problem: &Problem, shift: u32) -> Problem {
+/// The problem with sizes and alignments of whole granules, as slots have them.
+pub(super) fn rounded(problem: &Problem, shift: u32) -> Problem {
     let granule = 1u64 << shift;
     let blocks = problem.blocks.iter().map(|block| Block {
-        size: block.size.next_multiple_of(granule),
+        size: (granules_for(block.size as usize, block.align as usize, shift) as u64) << shift,
         align: block.align.max(granule),
         ..*block
     });
