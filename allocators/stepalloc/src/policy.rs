@@ -11,14 +11,15 @@ pub(crate) const GOOD_RESIDENT_SHARE: u64 = 1000;
 /// And any such plan by less than the memory that looking for a better one takes.
 pub(crate) const GOOD_BYTES: u64 = 1 << 20;
 
-/// Boundaries after a plan at which free pages of its arena are still taken: blocks that live on from step to step are freed by then.
-pub(crate) const RETIRING: u8 = 2;
+/// Boundaries after a plan at which free pages of its arena are still taken: blocks that live on for some steps
+/// (the gradients of one length until the next of that length) are freed by then.
+pub(crate) const RETIRING: u8 = 16;
 
 /// A step misses its plan where less than this share of its bytes finds a slot, in percent.
 pub(crate) const HIT_PERCENT: u64 = 90;
 /// A plan that has rarely served so much of a step is left, and the large heap serves: threads that take turns at random find a third of
-/// their slots, programs that change a little most of them.
-pub(crate) const HELPED_PERCENT: u64 = 50;
+/// their slots, batches of random lengths 60 percent, programs that change a little most of them.
+pub(crate) const HELPED_PERCENT: u64 = 75;
 /// Bound of the account of such steps: eight of them outweigh sixteen others.
 pub(crate) const HELP_MOST: i32 = 16;
 /// Missed steps in a row after which steps are learned again: one validation step among training steps is no change.
@@ -33,9 +34,10 @@ pub(crate) const PATIENCE_MAX: u64 = 4096;
 /// After a rejected plan, marked steps are recorded again when their count has grown so many times. After one that has rarely helped, when
 /// so many times the steps have passed that it took.
 pub(crate) const REJECTED_GROWTH: u64 = 4;
-/// Steps in which the arena gave pages to the heap, to keep the process's peak, after which the plan is left; each other step makes up for
-/// half of one.
-pub(crate) const PRESSED_STEPS: u32 = 4;
+/// Steps in which the arena gave pages to the heap, to keep the process's peak, after which the plan is left. Each costs some milliseconds, in
+/// pages that fault or move; so one in seventeen is too many, and each other step makes up for a sixteenth.
+pub(crate) const PRESSED_STEPS: u32 = 3;
+pub(crate) const PRESSED_WEIGHT: u32 = 16;
 /// Steps that began lately while others ran count as concurrent from here on: then what one needs says nothing.
 pub(crate) const CONCURRENT: u32 = 16;
 

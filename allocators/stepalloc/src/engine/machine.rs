@@ -139,7 +139,7 @@ pub(crate) struct Plan {
     /// Blocks without a slot, as the arena may not be larger.
     pub(super) beyond_limit: u64,
     pub(super) is_cached: bool,
-    /// [`Snapshot::pressures`] at the last boundary, and twice the steps in which it grew, less others.
+    /// [`Snapshot::pressures`] at the last boundary, and [so many times](PRESSED_WEIGHT) the steps in which it grew, less others.
     pressures: u32,
     pressed: u32,
     /// Boundaries until each block of all variants has been in its slot.
@@ -348,6 +348,10 @@ impl Machine {
         if let Some(variant) = self.recognised() {
             return self.serve_cached(variant, Vec::new());
         }
+        // Also while it is being recorded for a better plan.
+        if self.presses() {
+            return self.refuse(now);
+        }
         match mem::replace(&mut self.mode, Mode::Idle) {
             Mode::Recording(_) if self.is_concurrent() => self.stop_serving(now),
             Mode::Recording(collector) => self.merge(collector, vec![now.recorder.head()], now),
@@ -367,9 +371,7 @@ impl Machine {
     fn look_at_step(&mut self, now: &Snapshot<'_>) {
         if let Some(figures) = &now.step {
             let has_changed = self.has_changed(figures);
-            if self.presses() {
-                self.stop_serving(now);
-            } else if has_changed && !self.has_helped() {
+            if has_changed && !self.has_helped() {
                 // Not even its own steps: they run in another order each time.
                 self.refused_plans += 1;
                 self.patience.wait(self.steps + REJECTED_GROWTH * (self.steps - self.recorded_since));
@@ -398,7 +400,7 @@ impl Machine {
         if now.pressures != plan.pressures {
             // Its slots have holes again.
             plan.pressures = now.pressures;
-            plan.pressed += 2;
+            plan.pressed += PRESSED_WEIGHT;
             return self.fill();
         }
         plan.pressed = plan.pressed.saturating_sub(1);
@@ -451,7 +453,7 @@ impl Machine {
 
     /// Whether the arena would cost the process's peak again and again: the heap serves better then.
     pub(super) fn presses(&self) -> bool {
-        self.plan.as_ref().is_some_and(|plan| plan.pressed >= 2 * PRESSED_STEPS)
+        self.plan.as_ref().is_some_and(|plan| plan.pressed >= PRESSED_WEIGHT * PRESSED_STEPS)
     }
 
     /// Begins to record marked steps.
@@ -575,7 +577,8 @@ impl Machine {
         self.observe(Watch::Nothing);
     }
 
-    /// The marked steps that were recorded do not repeat: a plan would take far more memory than they do, and serve little of it twice.
+    /// A plan of these marked steps does not pay: they do not repeat, so that it would take far more memory than they do and serve little
+    /// of it twice, or it presses on the process's peak.
     fn refuse(&mut self, now: &Snapshot<'_>) {
         self.refused_plans += 1;
         self.patience.until = REJECTED_GROWTH * self.running();

@@ -290,7 +290,7 @@ impl Engine {
             }
             Action::RetireArena => {
                 STATE.arena.each_free(|start, bytes| HEAP.adopt(start, bytes, usize::MAX, false));
-                HEAP.arena_holds(STATE.arena.occupied_bytes());
+                HEAP.arena_retires(STATE.arena.occupied_bytes());
             }
             Action::Fill(filling) => {
                 switches::set_filling(filling && HEAP.is_open());

@@ -420,16 +420,16 @@ fn a_plan_that_presses_on_the_peak_is_left_and_its_arena_retired() {
     }
     for _ in 0..100 {
         simulation.pressures += 1;
-        (0..4).for_each(|_| simulation.mark(false));
+        (0..17).for_each(|_| simulation.mark(false));
         assert!(simulation.is_planned(), "now and then it may");
     }
-    for _ in 0..PRESSED_STEPS {
+    while simulation.is_planned() {
         simulation.pressures += 1;
         simulation.mark(false);
     }
     assert!(!simulation.is_planned() && !simulation.serving);
     let retired = simulation.retired;
-    (0..3).for_each(|_| simulation.mark(false));
+    (0..2 * RETIRING).for_each(|_| simulation.mark(false));
     assert_eq!((retired, simulation.retired), (1, 1 + u32::from(RETIRING)));
 }
 

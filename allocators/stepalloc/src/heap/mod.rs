@@ -827,7 +827,7 @@ impl Heap {
         }
     }
 
-    /// Times that the process would have risen above its peak beside the arena, and that gave way.
+    /// Times that the process would have risen above its peak beside the arena, and that gave way, or the heap at the end of a step.
     pub(crate) fn pressures(&self) -> u32 {
         self.pressures.load(Relaxed)
     }
@@ -836,7 +836,20 @@ impl Heap {
     /// others went back.
     pub(crate) fn arena_holds(&self, bytes: usize) {
         if self.is_open()
-            && let Some(excess @ 1..) = self.with(|table| table.retention.arena_holds((bytes / PAGE) as u64))
+            && let Some((excess @ 1.., is_much)) =
+                self.with(|table| table.retention.arena_holds((bytes / PAGE) as u64))
+        {
+            // The next step's blocks will fault there again.
+            self.pressures.fetch_add(u32::from(is_much), Relaxed);
+            self.give_back(excess);
+        }
+    }
+
+    /// The arena serves no longer, and has given what is free there; so many bytes are still occupied.
+    pub(crate) fn arena_retires(&self, occupied: usize) {
+        if self.is_open()
+            && let Some(excess @ 1..) =
+                self.with(|table| table.retention.arena_retires((occupied / PAGE) as u64))
         {
             self.give_back(excess);
         }

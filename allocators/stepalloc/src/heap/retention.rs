@@ -105,10 +105,21 @@ impl Retention {
         if presses { total - self.total } else { 0 }
     }
 
-    /// Says what the arena holds from now on. Returns the heap's pages that are to go back for it.
-    pub(super) fn arena_holds(&mut self, pages: u64) -> u64 {
+    /// Says what the arena holds from now on. Returns the heap's pages that are to go back for it, and whether these are so many that the
+    /// arena presses.
+    pub(super) fn arena_holds(&mut self, pages: u64) -> (u64, bool) {
         self.arena = pages;
-        self.resident.saturating_sub(self.allowed().min(self.total.max(self.alive) + LEAST))
+        let excess = self.resident.saturating_sub(self.allowed().min(self.total.max(self.alive) + LEAST));
+        (excess, excess > self.total / PRESSES + LEAST)
+    }
+
+    /// The arena serves no longer, and what it has given is the heap's: so is what was held there at once. Says what it still holds, and
+    /// returns the pages that are to go back.
+    pub(super) fn arena_retires(&mut self, pages: u64) -> u64 {
+        self.arena = pages;
+        self.newest = self.newest.max(self.total);
+        self.peak = self.peak.max(self.total);
+        self.resident.saturating_sub(self.allowed())
     }
 
     /// The arena has given what it can: all of the rest is needed.
@@ -197,8 +208,8 @@ mod tests {
         freed(&mut retention, 9_000);
         for _ in 0..3 {
             // Of 10,000 pages 9,000 are the arena's; the heap keeps a little beside them.
-            assert_eq!(retention.arena_holds(9_000), retention.resident - (10_000 + 312 - 9_000) - LEAST);
-            retention.resident -= retention.arena_holds(9_000);
+            assert_eq!(retention.arena_holds(9_000).0, retention.resident - (10_000 + 312 - 9_000) - LEAST);
+            retention.resident -= retention.arena_holds(9_000).0;
             assert!(retention.presses() == 0);
             retention.allocate(400, 0);
             assert!(retention.presses() == 0, "a little more is no peak");
@@ -208,6 +219,23 @@ mod tests {
             assert!(retention.presses() == 0);
             freed(&mut retention, 5_000);
         }
+    }
+
+    #[test]
+    fn what_a_retired_arena_held_is_kept_as_the_heaps() {
+        let mut retention = Retention::new();
+        retention.allocate(10_000, 10_000);
+        assert_eq!(retention.presses(), 0);
+        freed(&mut retention, 9_900);
+        let (excess, presses) = retention.arena_holds(9_000);
+        assert!(presses);
+        retention.resident -= excess;
+        assert!(retention.resident < 2_000);
+        retention.second();
+        // Its free pages are adopted.
+        retention.resident += 8_000;
+        assert_eq!(retention.arena_retires(500), 0);
+        assert_eq!(retention.allocate(9_000, 300), 0);
     }
 
     #[test]
