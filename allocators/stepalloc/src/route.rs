@@ -265,8 +265,10 @@ unsafe fn allocate_sampled<B: Backend>(size: usize, align: usize, zeroed: bool) 
 unsafe fn allocate_watched<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     let mode = mode::<B>();
     let served = if mode & SERVING != 0 { serve(size, align) } else { None };
-    if let Some(block) = served.filter(|_| mode & FILLING != 0) {
-        HEAP.fill(block, size, zeroed);
+    if mode & FILLING != 0
+        && let Some((start, bytes)) = served.and_then(|block| STATE.arena.span(block as usize))
+    {
+        HEAP.fill(start, bytes, zeroed);
     }
     // SAFETY: the caller's promise.
     let block = unsafe { served_or_backend::<B>(served, size, align, zeroed) };

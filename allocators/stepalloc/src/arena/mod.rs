@@ -437,6 +437,13 @@ impl Arena {
         self.find(offset).map_or(0, |(_, run, _)| ((run.end() as usize) << self.shift()) - offset)
     }
 
+    /// Where the run of the block at `address` begins, and its bytes: what it has alone, before its start too; nothing where no block
+    /// starts there.
+    pub(crate) fn span(&self, address: usize) -> Option<(*mut u8, usize)> {
+        let (_, run, _) = self.find(address.wrapping_sub(self.base()))?;
+        Some(((self.base() + self.offset(run, 0)) as *mut u8, (run.length() as usize) << self.shift()))
+    }
+
     /// Bytes occupied below the limit now, counted; for statistics and tests.
     pub(crate) fn occupied_bytes(&self) -> usize {
         self.cells().map_or(0, |cells| (cells.occupied(&self.granules) as usize) << self.shift())
@@ -505,6 +512,7 @@ mod tests {
         assert!(blocks.iter().any(|block| block % 4096 != 0));
         for block in blocks {
             assert_eq!(arena.usable_bytes(block), 33 * 4096 - block % 4096);
+            assert_eq!(arena.span(block), Some(((block - block % 4096) as *mut u8, 33 * 4096)));
             assert_eq!(arena.release(block - block % 4096 + (block % 4096 + 64) % 4096), Released::Invalid);
             assert_eq!(arena.release(block), Released::Block);
         }
