@@ -8,7 +8,7 @@
 //!
 //! The range's first half is the arena's, its second half the heap's, so that one comparison says whether an address is ours, and pages
 //! can change from one to the other: when a plan comes into force, slots get the pages that the heap has free ([`Heap::fill`]), and when it
-//! is left, the heap gets them back ([`Heap::adopt`]). The kernel moves them by `mremap`, without a fault and without a copy. Likewise where the heap would grow beyond its
+//! is left, the heap gets them back ([`Heap::adopt`]). The kernel moves them ([`moves`]) by `mremap`, without a fault and without a copy. Likewise where the heap would grow beyond its
 //! peak, free pages move under the new block, and a block that grows where its neighbour is taken moves to the end of the range.
 //!
 //! One short lock, without a page fault under it and without a system call but for the range's rare growth. An allocation that does not get
@@ -20,21 +20,20 @@ use crate::arena::{LINE, shift_lines};
 use crate::os::{self, PAGE};
 use core::cell::UnsafeCell;
 use core::mem::size_of;
-use core::ptr;
-use core::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence,
-};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence};
 use crossbeam_utils::CachePadded;
 
 mod extents;
+mod moves;
 mod mutex;
 mod pages;
 mod retention;
+mod table;
 
 use extents::{Extent, Extents};
 use mutex::Mutex;
 use pages::{Blocks, Touched};
-use retention::Retention;
+use table::{Table, Victims};
 
 /// The least block in bytes: eight small pages, so that rounding to pages takes an eighth at most.
 pub(crate) const LEAST_BYTES: usize = 32 << 10;
@@ -42,23 +41,12 @@ pub(crate) const LEAST_BYTES: usize = 32 << 10;
 /// too, of which as much is touched as is used. At most so many that the range ends before mimalloc's areas begin (2 TiB).
 const HALF_LEAST: u64 = 1 << 36;
 const HALF_MOST: u64 = 1 << 39;
-/// The heap is mapped by an eighth of what is, and by so many bytes at least and at most.
-const MAP_LEAST: usize = 1 << 20;
-const MAP_MOST: usize = 64 << 20;
 /// Fewer pages are given back, and not moved: either costs a system call.
 const MOVE_LEAST: u32 = 4;
 /// A block of so many bytes moves its pages where it cannot grow in place; a smaller one is copied in less time.
 const REMAP_LEAST: usize = 128 << 10;
 /// A block that shrinks keeps a tail of fewer bytes.
 const TAIL_LEAST: usize = LEAST_BYTES;
-/// Free extents that are looked at when pages are to go back, from the top of the range down.
-const SCANNED: usize = 256;
-/// Moves after which mappings are made one again: each may leave two behind, of which a process has 65,530.
-const MOVES: u32 = 8192;
-/// Where there are more mappings even then, as live blocks keep theirs, nothing is moved any more.
-const MAPPINGS: usize = 16_384;
-/// The tables are made usable for so many pages at a time: a bit each fills a page of 64 KiB.
-const TABLE_STEP: u32 = 1 << 19;
 /// Times that a free asks for the lock before it is left to its holder.
 const FREE_ATTEMPTS: u32 = 8;
 /// With more bytes than these resident, somebody is to look whether they are used at all.
@@ -114,29 +102,6 @@ const UNOPENED: u8 = 0;
 const OPENING: u8 = 1;
 const DONE: u8 = 2;
 
-/// What the lock guards.
-struct Table {
-    extents: AtomicPtr<Extents>,
-    retention: Retention,
-    /// Pages that were ever part of an extent, from the first.
-    end: u32,
-    /// Pages that are mapped.
-    mapped: u32,
-    /// Pages for which there are tables, at least as many.
-    reached: u32,
-    counters: Counters,
-}
-
-/// Figures since the process's start.
-struct Counters {
-    /// Blocks handed out and freed.
-    blocks: u64,
-    /// Pages moved.
-    moved: u64,
-    /// Pages given back.
-    returned: u64,
-}
-
 /// What the heap holds, in bytes.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Held {
@@ -153,36 +118,6 @@ pub(crate) struct Held {
 // SAFETY: the table is reached through `Heap::with` only, by one thread at a time; all else is atomic.
 unsafe impl Sync for Heap {}
 
-/// Parts of free extents that nobody can be given while their pages move or go back.
-struct Victims {
-    extents: [Extent; Victims::MOST],
-    count: usize,
-    /// Those of their pages that may be resident.
-    touched: u64,
-}
-
-impl Victims {
-    const MOST: usize = 32;
-
-    const fn none() -> Self {
-        Self { extents: [Extent::new(0, 0); Self::MOST], count: 0, touched: 0 }
-    }
-
-    fn push(&mut self, extent: Extent, touched: u32) {
-        self.extents[self.count] = extent;
-        self.count += 1;
-        self.touched += u64::from(touched);
-    }
-
-    fn is_full(&self) -> bool {
-        self.count == Self::MOST
-    }
-
-    fn all(&self) -> &[Extent] {
-        &self.extents[..self.count]
-    }
-}
-
 impl Heap {
     const fn closed() -> Self {
         Self {
@@ -196,14 +131,7 @@ impl Heap {
             arena_touched: Touched::none(),
             arena_reached: AtomicU32::new(0),
             mutex: CachePadded::new(Mutex::new()),
-            table: CachePadded::new(UnsafeCell::new(Table {
-                extents: AtomicPtr::new(ptr::null_mut()),
-                retention: Retention::new(),
-                end: 0,
-                mapped: 0,
-                reached: 0,
-                counters: Counters { blocks: 0, moved: 0, returned: 0 },
-            })),
+            table: CachePadded::new(UnsafeCell::new(Table::new())),
             deferred: CachePadded::new(AtomicU32::new(0)),
             forking: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
@@ -455,126 +383,6 @@ impl Heap {
         self.address(block.start).wrapping_add(start)
     }
 
-    /// Gives the pages of victims back, or moves them to where `into` has none, and frees the victims.
-    #[cold]
-    #[inline(never)]
-    fn give_way(&self, victims: &Victims, into: Option<Extent>) {
-        let into = into.filter(|_| self.can_move());
-        let begun = os::now_ns();
-        let moved = self.empty(victims.all(), into);
-        let nanoseconds = os::now_ns().saturating_sub(begun);
-        self.with(|table| table.retention.regret(victims.touched - moved, nanoseconds));
-        self.free_victims(victims, moved);
-    }
-
-    /// Moves or gives back what of the extents may be resident. Returns the pages moved.
-    fn empty(&self, extents: &[Extent], into: Option<Extent>) -> u64 {
-        let mut moved = 0;
-        let mut room = into;
-        for &extent in extents {
-            for mut stretch in self.touched.stretches(extent, true) {
-                while stretch.pages >= MOVE_LEAST
-                    && let Some(hole) = room.and_then(|room| self.hole(room))
-                {
-                    let pages = hole.pages.min(stretch.pages);
-                    if !self.move_pages(self.address(stretch.start), self.address(hole.start), pages) {
-                        room = None;
-                        break;
-                    }
-                    self.touched.set(Extent::new(hole.start, pages));
-                    let end = hole.start + pages;
-                    room = room.map(|room| Extent::new(end, room.end() - end));
-                    moved += u64::from(pages);
-                    stretch = Extent::new(stretch.start + pages, stretch.pages - pages);
-                }
-                if stretch.pages > 0 {
-                    // SAFETY: pages of a free extent that nobody can be given meanwhile.
-                    unsafe { os::discard(self.address(stretch.start), stretch.pages as usize * PAGE) };
-                }
-            }
-            self.touched.clear(extent);
-        }
-        moved
-    }
-
-    /// The first stretch of an extent that has no pages, and is worth moving some there.
-    fn hole(&self, room: Extent) -> Option<Extent> {
-        self.touched.stretches(room, false).find(|hole| hole.pages >= MOVE_LEAST)
-    }
-
-    /// Whether pages can be moved. Once there were many moves, what is free is mapped anew first, so that its mappings are one again; its
-    /// memory goes back with that.
-    fn can_move(&self) -> bool {
-        if !self.moves.load(Relaxed) {
-            return false;
-        }
-        if self.moved.load(Relaxed) >= MOVES {
-            self.moved.store(0, Relaxed);
-            self.map_anew();
-            if os::keeping_errno(os::mappings).is_none_or(|count| count > MAPPINGS) {
-                self.moves.store(false, Relaxed);
-                return false;
-            }
-        }
-        true
-    }
-
-    #[cold]
-    fn map_anew(&self) {
-        let mut below = u32::MAX;
-        loop {
-            let mut victims = Victims::none();
-            if self.with(|table| table.take_below(&self.touched, below, &mut victims)).is_none()
-                || victims.count == 0
-            {
-                return;
-            }
-            for &victim in victims.all() {
-                // SAFETY: pages of a free extent that nobody can be given meanwhile.
-                unsafe { os::map_anew(self.address(victim.start), victim.pages as usize * PAGE) };
-                self.touched.clear(victim);
-                below = victim.start;
-            }
-            self.free_victims(&victims, 0);
-        }
-    }
-
-    /// Frees victims, of whose pages some moved, and the others went back.
-    fn free_victims(&self, victims: &Victims, moved: u64) {
-        self.free_uncounted(victims.all(), |table| {
-            table.counters.moved += moved;
-            table.counters.returned += victims.touched - moved;
-        });
-    }
-
-    /// Frees extents that are not counted as alive. Where the lock is held for too long (by a thread that forks, say, and waits for one of
-    /// the program's locks, which this one has), that is left to its holder, and `count` is left out.
-    fn free_uncounted(&self, extents: &[Extent], count: impl FnOnce(&mut Table)) {
-        let done = self.with(|table| {
-            count(table);
-            extents.iter().for_each(|&extent| table.insert(self, extent));
-        });
-        if done.is_none() {
-            extents.iter().for_each(|&extent| self.defer(extent, UNCOUNTED));
-        }
-    }
-
-    /// Moves pages whose content nobody needs; `false` where the kernel does not, which is not asked again then: what the destination had
-    /// is gone nevertheless, and of the source any.
-    fn move_pages(&self, from: *mut u8, to: *mut u8, pages: u32) -> bool {
-        // SAFETY: whole pages of the range, mapped by us: the source is the caller's, and so is the destination, of neither of which
-        // anybody needs the content.
-        self.count_move(unsafe { os::move_pages(from, to, pages as usize * PAGE) })
-    }
-
-    fn count_move(&self, moved: bool) -> bool {
-        self.moved.fetch_add(1, Relaxed);
-        if !moved {
-            self.moves.store(false, Relaxed);
-        }
-        moved
-    }
-
     /// Frees the block at an offset in the range; `false`, and nothing done, where none starts there.
     #[inline]
     pub(crate) fn release_at(&self, offset: usize) -> bool {
@@ -675,140 +483,6 @@ impl Heap {
         given as usize * PAGE
     }
 
-    /// Gives the memory behind a stretch of the arena, in which no block lives, back to the system. Returns the bytes that went.
-    pub(crate) fn discard_in_arena(&self, start: *mut u8, bytes: usize) -> usize {
-        if let Some(pages) = self.arena_pages(start, bytes) {
-            self.arena_touched.clear(pages);
-        }
-        // SAFETY: the arena says that nobody needs the content, nor gets the memory meanwhile.
-        unsafe { os::discard(start, bytes) }
-    }
-
-    /// The whole pages of a stretch of the range's first half; `None` while closed, and beyond what was reached.
-    fn arena_pages(&self, start: *mut u8, bytes: usize) -> Option<Extent> {
-        let (base, _) = self.range()?;
-        let first = (start as usize - base).div_ceil(PAGE) as u32;
-        let end = ((start as usize - base + bytes) / PAGE) as u32;
-        (end <= self.arena_reached.load(Acquire)).then(|| Extent::new(first, end.saturating_sub(first)))
-    }
-
-    /// The arena is so many bytes from now on, or has been more. Under the engine's lock.
-    pub(crate) fn reach_in_arena(&self, bytes: usize) {
-        let reached = self.arena_reached.load(Relaxed);
-        let pages = (bytes.div_ceil(PAGE) as u32).next_multiple_of(TABLE_STEP);
-        if self.is_open() && pages > reached && self.arena_touched.reach(reached, pages) {
-            self.arena_reached.store(pages, Release);
-        }
-    }
-
-    /// Takes over the memory behind a stretch of the arena, in which no block lives, but no more than so many bytes: the way back from
-    /// [`Heap::fill`]. Where it cannot, or the memory is wanted as zeros, it goes back to the system. Returns the bytes that went.
-    pub(crate) fn adopt(&self, start: *mut u8, bytes: usize, most: usize, zeros: bool) -> usize {
-        let (Some(pages), Some((base, _))) = (self.arena_pages(start, bytes), self.range()) else {
-            return self.discard_in_arena(start, bytes);
-        };
-        let (mut went, most) = (0, most.div_ceil(PAGE).min(u32::MAX as usize) as u32);
-        for stretch in self.arena_touched.stretches(pages, true) {
-            let stretch = Extent::new(stretch.start, stretch.pages.min(most - went));
-            let from = (base + stretch.start as usize * PAGE) as *mut u8;
-            if zeros || !self.adopt_pages(from, stretch.pages) {
-                // SAFETY: whole pages of the stretch, in which nobody has a block, nor gets one meanwhile.
-                unsafe { os::discard(from, stretch.pages as usize * PAGE) };
-            }
-            self.arena_touched.clear(stretch);
-            went += stretch.pages;
-            if went == most {
-                break;
-            }
-        }
-        self.with(|table| table.retention.arena = table.retention.arena.saturating_sub(went.into()));
-        went as usize * PAGE
-    }
-
-    /// Moves free pages of the arena to a new free extent of the heap; `false` where they are too few, or that cannot be.
-    fn adopt_pages(&self, from: *mut u8, pages: u32) -> bool {
-        if pages < MOVE_LEAST || !self.can_move() {
-            return false;
-        }
-        let placed = self.with(|table| {
-            let extent = table.place_at_end(self, pages, 1)?;
-            table.retention.resident += u64::from(extent.pages - self.touched.count(extent));
-            table.counters.moved += u64::from(extent.pages);
-            self.resident.store(table.retention.resident, Relaxed);
-            Some(extent)
-        });
-        let Some(extent) = placed.flatten() else { return false };
-        let moved = self.move_pages(from, self.address(extent.start), extent.pages);
-        // They are counted; where they did not move, there are less.
-        self.touched.set(extent);
-        self.free_uncounted(&[extent], |_| ());
-        moved
-    }
-
-    /// Slots were claimed until now by [`Heap::fill`]; from now on all of the arena's bytes may be resident.
-    pub(crate) fn arena_is_filled(&self, bytes: usize) {
-        if let Some((base, _)) = self.range()
-            && let Some(pages) = self.arena_pages(base as *mut u8, bytes)
-        {
-            self.arena_touched.set(pages);
-        }
-    }
-
-    /// Moves free pages of the heap under a block of the arena, which is the caller's alone, has no content yet, and lies in the range's
-    /// first half: under its whole pages that have none, unless they are to be zeros, which fresh ones are.
-    #[cold]
-    pub(crate) fn fill(&self, block: *mut u8, bytes: usize, zeroed: bool) {
-        let (Some((base, _)), Some(whole)) = (self.range(), self.arena_pages(block, bytes)) else { return };
-        if !zeroed {
-            self.fill_holes(&self.arena_touched, whole, base);
-        }
-        // Those that it shares with other blocks are there from now on, too.
-        let offset = block as usize - base;
-        let first = (offset / PAGE) as u32;
-        let all = Extent::new(first, (offset + bytes).div_ceil(PAGE) as u32 - first);
-        let fresh = all.pages - self.arena_touched.count(all);
-        self.arena_touched.set(all);
-        self.with(|table| table.retention.arena += u64::from(fresh));
-    }
-
-    /// Moves free pages under those pages of an extent that have none, which nobody else uses.
-    fn fill_holes(&self, touched: &Touched, all: Extent, base: usize) {
-        for hole in touched.stretches(all, false) {
-            let mut rest = hole;
-            while rest.pages > 0 && self.can_move() {
-                let mut victims = Victims::none();
-                let chosen = self.with(|table| table.choose(&self.touched, rest.pages.into(), &mut victims));
-                if chosen.is_none() || victims.count == 0 {
-                    return;
-                }
-                rest = self.fill_from(&victims, rest, base);
-            }
-        }
-    }
-
-    /// Moves the pages of victims to those of a hole, as far as these go, gives the others back, and frees the victims. Returns what is
-    /// left of the hole.
-    fn fill_from(&self, victims: &Victims, mut to: Extent, base: usize) -> Extent {
-        let mut moved = 0;
-        for &victim in victims.all() {
-            for stretch in self.touched.stretches(victim, true) {
-                let mut pages = stretch.pages.min(to.pages);
-                let place = (base + to.start as usize * PAGE) as *mut u8;
-                if pages == 0 || !self.move_pages(self.address(stretch.start), place, pages) {
-                    pages = 0;
-                }
-                to = Extent::new(to.start + pages, to.pages - pages);
-                moved += u64::from(pages);
-                let rest = stretch.pages - pages;
-                // SAFETY: pages of a free extent that nobody can be given meanwhile.
-                unsafe { os::discard(self.address(stretch.start + pages), rest as usize * PAGE) };
-            }
-            self.touched.clear(victim);
-        }
-        self.free_victims(victims, moved);
-        to
-    }
-
     /// Forgets what was alive at once before, and gives back what was kept for it.
     pub(crate) fn settle(&self) {
         if self.is_open()
@@ -901,180 +575,6 @@ impl Heap {
 
     fn at_once<R>(&self, body: impl FnOnce(&mut Table) -> R) -> Option<R> {
         (0..FREE_ATTEMPTS).any(|_| self.mutex.try_lock()).then(|| self.locked(body))
-    }
-}
-
-impl Table {
-    fn extents(&mut self) -> &mut Extents {
-        // SAFETY: mapped when the heap was opened, and reached through this table only.
-        unsafe { &mut **self.extents.get_mut() }
-    }
-
-    /// An extent of so many pages at an alignment in bytes, which nobody else has any more.
-    #[inline]
-    fn place(&mut self, heap: &Heap, pages: u32, align: usize) -> Option<Extent> {
-        let step = (align / PAGE).max(1) as u64;
-        let base = (heap.base.load(Relaxed) / PAGE) as u64;
-        let found = match step {
-            1 => self.extents().take(pages),
-            _ => self.extents().take_aligned(pages, step, base),
-        };
-        found.map(|start| Extent::new(start, pages)).or_else(|| self.place_at_end(heap, pages, step))
-    }
-
-    /// The same at the end of all extents.
-    #[cold]
-    fn place_at_end(&mut self, heap: &Heap, pages: u32, step: u64) -> Option<Extent> {
-        let base = (heap.base.load(Relaxed) / PAGE) as u64;
-        let end = self.end;
-        let last = self.extents().take_last(end);
-        let from = last.map_or(end, |last| last.start);
-        let start = (base + u64::from(from)).next_multiple_of(step) - base;
-        if !self.reach(heap, start + u64::from(pages)) {
-            if let Some(last) = last {
-                self.extents().insert(last);
-            }
-            return None;
-        }
-        let start = start as u32;
-        if start > from {
-            self.extents().insert(Extent::new(from, start - from));
-        }
-        if let Some(rest) = last.filter(|last| last.end() > start + pages) {
-            self.extents().insert(Extent::new(start + pages, rest.end() - start - pages));
-        }
-        Some(Extent::new(start, pages))
-    }
-
-    /// Takes the pages behind a block, if they are free.
-    fn extend(&mut self, heap: &Heap, more: Extent) -> bool {
-        if self.extents().take_at(more.start, more.pages) {
-            return true;
-        }
-        let end = self.end;
-        if more.start == end {
-            return self.reach(heap, u64::from(more.end()));
-        }
-        // The last extent, free and too short.
-        let last = self.extents().take_last(end);
-        if last.is_some_and(|last| last.start == more.start) && self.reach(heap, u64::from(more.end())) {
-            return true;
-        }
-        if let Some(last) = last {
-            self.extents().insert(last);
-        }
-        false
-    }
-
-    /// Makes pages up to `end` part of the heap, and usable; `false` where the range ends before, or the system refuses.
-    fn reach(&mut self, heap: &Heap, end: u64) -> bool {
-        if end > (heap.bytes.load(Relaxed) / PAGE) as u64 {
-            return false;
-        }
-        let end = end as u32;
-        if end > self.mapped {
-            let most = heap.bytes.load(Relaxed) - self.mapped as usize * PAGE;
-            let step = (self.mapped as usize * PAGE / 8).clamp(MAP_LEAST, MAP_MOST) & !(PAGE - 1);
-            let least = (end - self.mapped) as usize * PAGE;
-            let start = heap.address(self.mapped);
-            let tried = [least.max(step).min(most), least];
-            let pages = self.mapped + (tried[0] / PAGE) as u32;
-            if pages > self.reached {
-                let pages = pages.next_multiple_of(TABLE_STEP);
-                if !heap.blocks.reach(self.reached, pages) || !heap.touched.reach(self.reached, pages) {
-                    return false;
-                }
-                self.reached = pages;
-            }
-            let Some(bytes) = tried.into_iter().find(|&bytes| os::map_at(start, bytes, true)) else {
-                return false;
-            };
-            self.mapped += (bytes / PAGE) as u32;
-            heap.mapped.store(self.mapped as usize * PAGE, Release);
-        }
-        self.end = self.end.max(end);
-        true
-    }
-
-    /// Counts a new block, or the new part of one, and chooses what must give way to it.
-    #[inline]
-    fn account(&mut self, heap: &Heap, new: Extent, victims: &mut Victims) -> u64 {
-        let fresh = new.pages - heap.touched.count(new);
-        self.counters.blocks += 1;
-        let excess = self.retention.allocate(u64::from(new.pages), u64::from(fresh));
-        if fresh > 0 {
-            heap.resident.store(self.retention.resident, Relaxed);
-        }
-        if excess > 0 {
-            self.choose(&heap.touched, excess, victims);
-        }
-        self.retention.presses()
-    }
-
-    /// Takes parts of free extents with so many resident pages in all, if there are: of the extents that have most, from their ends.
-    #[cold]
-    #[inline(never)]
-    fn choose(&mut self, touched: &Touched, wanted: u64, victims: &mut Victims) {
-        // Each is counted once, and a part of it again where its end is looked for.
-        let mut runs = [(0, Extent::default()); SCANNED];
-        for (run, extent) in runs.iter_mut().zip(self.extents().descending()) {
-            *run = (touched.count(extent), extent);
-        }
-        while victims.touched < wanted && !victims.is_full() {
-            let Some(run) = runs.iter_mut().max_by_key(|run| run.0).filter(|run| run.0 > 0) else { break };
-            let (most, extent) = *run;
-            let enough = (wanted - victims.touched).max(MOVE_LEAST.into()).min(most.into()) as u32;
-            // The last page from which on so many are resident. Behind `end` they are too few.
-            let (mut from, mut end, mut behind) = (extent.start, extent.end(), 0);
-            while enough < most && end - from > 1 {
-                let midst = from + (end - from) / 2;
-                let count = behind + touched.count(Extent::new(midst, end - midst));
-                if count >= enough {
-                    from = midst;
-                } else {
-                    (end, behind) = (midst, count);
-                }
-            }
-            let part = Extent::new(from, extent.end() - from);
-            self.extents().take_part(part);
-            let count = touched.count(part);
-            *run = (most - count, Extent::new(extent.start, from - extent.start));
-            self.retention.resident -= u64::from(count);
-            victims.push(part, count);
-        }
-    }
-
-    /// Takes the highest free extents that end below a page.
-    #[cold]
-    fn take_below(&mut self, touched: &Touched, below: u32, victims: &mut Victims) {
-        while !victims.is_full() {
-            let below = victims.all().last().map_or(below, |last| last.start);
-            let Some(extent) = self.extents().descending().find(|extent| extent.end() < below) else {
-                return;
-            };
-            self.extents().take_part(extent);
-            let count = touched.count(extent);
-            self.retention.resident -= u64::from(count);
-            victims.push(extent, count);
-        }
-    }
-
-    #[inline]
-    fn free(&mut self, heap: &Heap, block: Extent) {
-        self.retention.alive -= u64::from(block.pages);
-        self.counters.blocks += 1;
-        self.insert(heap, block);
-    }
-
-    #[inline]
-    fn insert(&mut self, heap: &Heap, extent: Extent) {
-        if !self.extents().insert(extent) {
-            // No room in the table: its addresses are lost, its memory is not.
-            self.retention.resident -= u64::from(heap.touched.count(extent));
-            heap.touched.clear(extent);
-            // SAFETY: pages of a free extent, which nobody is given any more.
-            unsafe { os::discard(heap.address(extent.start), extent.pages as usize * PAGE) };
-        }
     }
 }
 

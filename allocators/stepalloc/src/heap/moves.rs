@@ -1,0 +1,272 @@
+//! Pages that change hands: from one extent to another, from the heap to the arena and back, or to the system.
+
+use super::extents::Extent;
+use super::pages::Touched;
+use super::table::{TABLE_STEP, Table, Victims};
+use super::{Heap, MOVE_LEAST, UNCOUNTED};
+use crate::os::{self, PAGE};
+use core::sync::atomic::Ordering::*;
+
+/// Moves after which mappings are made one again: each may leave two behind, of which a process has 65,530.
+const MOVES: u32 = 8192;
+/// Where there are more mappings even then, as live blocks keep theirs, nothing is moved any more.
+const MAPPINGS: usize = 16_384;
+
+impl Heap {
+    /// Gives the pages of victims back, or moves them to where `into` has none, and frees the victims.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn give_way(&self, victims: &Victims, into: Option<Extent>) {
+        let into = into.filter(|_| self.can_move());
+        let begun = os::now_ns();
+        let moved = self.empty(victims.all(), into);
+        let nanoseconds = os::now_ns().saturating_sub(begun);
+        self.with(|table| table.retention.regret(victims.touched - moved, nanoseconds));
+        self.free_victims(victims, moved);
+    }
+
+    /// Moves or gives back what of the extents may be resident. Returns the pages moved.
+    pub(super) fn empty(&self, extents: &[Extent], into: Option<Extent>) -> u64 {
+        let mut moved = 0;
+        let mut room = into;
+        for &extent in extents {
+            for mut stretch in self.touched.stretches(extent, true) {
+                while stretch.pages >= MOVE_LEAST
+                    && let Some(hole) = room.and_then(|room| self.hole(room))
+                {
+                    let pages = hole.pages.min(stretch.pages);
+                    if !self.move_pages(self.address(stretch.start), self.address(hole.start), pages) {
+                        room = None;
+                        break;
+                    }
+                    self.touched.set(Extent::new(hole.start, pages));
+                    let end = hole.start + pages;
+                    room = room.map(|room| Extent::new(end, room.end() - end));
+                    moved += u64::from(pages);
+                    stretch = Extent::new(stretch.start + pages, stretch.pages - pages);
+                }
+                if stretch.pages > 0 {
+                    // SAFETY: pages of a free extent that nobody can be given meanwhile.
+                    unsafe { os::discard(self.address(stretch.start), stretch.pages as usize * PAGE) };
+                }
+            }
+            self.touched.clear(extent);
+        }
+        moved
+    }
+
+    /// The first stretch of an extent that has no pages, and is worth moving some there.
+    fn hole(&self, room: Extent) -> Option<Extent> {
+        self.touched.stretches(room, false).find(|hole| hole.pages >= MOVE_LEAST)
+    }
+
+    /// Whether pages can be moved. Once there were many moves, what is free is mapped anew first, so that its mappings are one again; its
+    /// memory goes back with that.
+    pub(super) fn can_move(&self) -> bool {
+        if !self.moves.load(Relaxed) {
+            return false;
+        }
+        if self.moved.load(Relaxed) >= MOVES {
+            self.moved.store(0, Relaxed);
+            self.map_anew();
+            if os::keeping_errno(os::mappings).is_none_or(|count| count > MAPPINGS) {
+                self.moves.store(false, Relaxed);
+                return false;
+            }
+        }
+        true
+    }
+
+    #[cold]
+    fn map_anew(&self) {
+        let mut below = u32::MAX;
+        loop {
+            let mut victims = Victims::none();
+            if self.with(|table| table.take_below(&self.touched, below, &mut victims)).is_none()
+                || victims.count == 0
+            {
+                return;
+            }
+            for &victim in victims.all() {
+                // SAFETY: pages of a free extent that nobody can be given meanwhile.
+                unsafe { os::map_anew(self.address(victim.start), victim.pages as usize * PAGE) };
+                self.touched.clear(victim);
+                below = victim.start;
+            }
+            self.free_victims(&victims, 0);
+        }
+    }
+
+    /// Frees victims, of whose pages some moved, and the others went back.
+    pub(super) fn free_victims(&self, victims: &Victims, moved: u64) {
+        self.free_uncounted(victims.all(), |table| {
+            table.counters.moved += moved;
+            table.counters.returned += victims.touched - moved;
+        });
+    }
+
+    /// Frees extents that are not counted as alive. Where the lock is held for too long (by a thread that forks, say, and waits for one of
+    /// the program's locks, which this one has), that is left to its holder, and `count` is left out.
+    pub(super) fn free_uncounted(&self, extents: &[Extent], count: impl FnOnce(&mut Table)) {
+        let done = self.with(|table| {
+            count(table);
+            extents.iter().for_each(|&extent| table.insert(self, extent));
+        });
+        if done.is_none() {
+            extents.iter().for_each(|&extent| self.defer(extent, UNCOUNTED));
+        }
+    }
+
+    /// Moves pages whose content nobody needs; `false` where the kernel does not, which is not asked again then: what the destination had
+    /// is gone nevertheless, and of the source any.
+    fn move_pages(&self, from: *mut u8, to: *mut u8, pages: u32) -> bool {
+        // SAFETY: whole pages of the range, mapped by us: the source is the caller's, and so is the destination, of neither of which
+        // anybody needs the content.
+        self.count_move(unsafe { os::move_pages(from, to, pages as usize * PAGE) })
+    }
+
+    pub(super) fn count_move(&self, moved: bool) -> bool {
+        self.moved.fetch_add(1, Relaxed);
+        if !moved {
+            self.moves.store(false, Relaxed);
+        }
+        moved
+    }
+}
+
+/// To the arena, and back.
+impl Heap {
+    /// Gives the memory behind a stretch of the arena, in which no block lives, back to the system. Returns the bytes that went.
+    pub(crate) fn discard_in_arena(&self, start: *mut u8, bytes: usize) -> usize {
+        if let Some(pages) = self.arena_pages(start, bytes) {
+            self.arena_touched.clear(pages);
+        }
+        // SAFETY: the arena says that nobody needs the content, nor gets the memory meanwhile.
+        unsafe { os::discard(start, bytes) }
+    }
+
+    /// The whole pages of a stretch of the range's first half; `None` while closed, and beyond what was reached.
+    fn arena_pages(&self, start: *mut u8, bytes: usize) -> Option<Extent> {
+        let (base, _) = self.range()?;
+        let first = (start as usize - base).div_ceil(PAGE) as u32;
+        let end = ((start as usize - base + bytes) / PAGE) as u32;
+        (end <= self.arena_reached.load(Acquire)).then(|| Extent::new(first, end.saturating_sub(first)))
+    }
+
+    /// The arena is so many bytes from now on, or has been more. Under the engine's lock.
+    pub(crate) fn reach_in_arena(&self, bytes: usize) {
+        let reached = self.arena_reached.load(Relaxed);
+        let pages = (bytes.div_ceil(PAGE) as u32).next_multiple_of(TABLE_STEP);
+        if self.is_open() && pages > reached && self.arena_touched.reach(reached, pages) {
+            self.arena_reached.store(pages, Release);
+        }
+    }
+
+    /// Takes over the memory behind a stretch of the arena, in which no block lives, but no more than so many bytes: the way back from
+    /// [`Heap::fill`]. Where it cannot, or the memory is wanted as zeros, it goes back to the system. Returns the bytes that went.
+    pub(crate) fn adopt(&self, start: *mut u8, bytes: usize, most: usize, zeros: bool) -> usize {
+        let (Some(pages), Some((base, _))) = (self.arena_pages(start, bytes), self.range()) else {
+            return self.discard_in_arena(start, bytes);
+        };
+        let (mut went, most) = (0, most.div_ceil(PAGE).min(u32::MAX as usize) as u32);
+        for stretch in self.arena_touched.stretches(pages, true) {
+            let stretch = Extent::new(stretch.start, stretch.pages.min(most - went));
+            let from = (base + stretch.start as usize * PAGE) as *mut u8;
+            if zeros || !self.adopt_pages(from, stretch.pages) {
+                // SAFETY: whole pages of the stretch, in which nobody has a block, nor gets one meanwhile.
+                unsafe { os::discard(from, stretch.pages as usize * PAGE) };
+            }
+            self.arena_touched.clear(stretch);
+            went += stretch.pages;
+            if went == most {
+                break;
+            }
+        }
+        self.with(|table| table.retention.arena = table.retention.arena.saturating_sub(went.into()));
+        went as usize * PAGE
+    }
+
+    /// Moves free pages of the arena to a new free extent of the heap; `false` where they are too few, or that cannot be.
+    fn adopt_pages(&self, from: *mut u8, pages: u32) -> bool {
+        if pages < MOVE_LEAST || !self.can_move() {
+            return false;
+        }
+        let placed = self.with(|table| {
+            let extent = table.place_at_end(self, pages, 1)?;
+            table.retention.resident += u64::from(extent.pages - self.touched.count(extent));
+            table.counters.moved += u64::from(extent.pages);
+            self.resident.store(table.retention.resident, Relaxed);
+            Some(extent)
+        });
+        let Some(extent) = placed.flatten() else { return false };
+        let moved = self.move_pages(from, self.address(extent.start), extent.pages);
+        // They are counted; where they did not move, there are less.
+        self.touched.set(extent);
+        self.free_uncounted(&[extent], |_| ());
+        moved
+    }
+
+    /// Slots were claimed until now by [`Heap::fill`]; from now on all of the arena's bytes may be resident.
+    pub(crate) fn arena_is_filled(&self, bytes: usize) {
+        if let Some((base, _)) = self.range()
+            && let Some(pages) = self.arena_pages(base as *mut u8, bytes)
+        {
+            self.arena_touched.set(pages);
+        }
+    }
+
+    /// Moves free pages of the heap under a block of the arena, which is the caller's alone, has no content yet, and lies in the range's
+    /// first half: under its whole pages that have none, unless they are to be zeros, which fresh ones are.
+    #[cold]
+    pub(crate) fn fill(&self, block: *mut u8, bytes: usize, zeroed: bool) {
+        let (Some((base, _)), Some(whole)) = (self.range(), self.arena_pages(block, bytes)) else { return };
+        if !zeroed {
+            self.fill_holes(&self.arena_touched, whole, base);
+        }
+        // Those that it shares with other blocks are there from now on, too.
+        let offset = block as usize - base;
+        let first = (offset / PAGE) as u32;
+        let all = Extent::new(first, (offset + bytes).div_ceil(PAGE) as u32 - first);
+        let fresh = all.pages - self.arena_touched.count(all);
+        self.arena_touched.set(all);
+        self.with(|table| table.retention.arena += u64::from(fresh));
+    }
+
+    /// Moves free pages under those pages of an extent that have none, which nobody else uses.
+    pub(super) fn fill_holes(&self, touched: &Touched, all: Extent, base: usize) {
+        for hole in touched.stretches(all, false) {
+            let mut rest = hole;
+            while rest.pages > 0 && self.can_move() {
+                let mut victims = Victims::none();
+                let chosen = self.with(|table| table.choose(&self.touched, rest.pages.into(), &mut victims));
+                if chosen.is_none() || victims.count == 0 {
+                    return;
+                }
+                rest = self.fill_from(&victims, rest, base);
+            }
+        }
+    }
+
+    /// Moves the pages of victims to those of a hole, as far as these go, gives the others back, and frees the victims. Returns what is
+    /// left of the hole.
+    fn fill_from(&self, victims: &Victims, mut to: Extent, base: usize) -> Extent {
+        let mut moved = 0;
+        for &victim in victims.all() {
+            for stretch in self.touched.stretches(victim, true) {
+                let mut pages = stretch.pages.min(to.pages);
+                let place = (base + to.start as usize * PAGE) as *mut u8;
+                if pages == 0 || !self.move_pages(self.address(stretch.start), place, pages) {
+                    pages = 0;
+                }
+                to = Extent::new(to.start + pages, to.pages - pages);
+                moved += u64::from(pages);
+                let rest = stretch.pages - pages;
+                // SAFETY: pages of a free extent that nobody can be given meanwhile.
+                unsafe { os::discard(self.address(stretch.start + pages), rest as usize * PAGE) };
+            }
+            self.touched.clear(victim);
+        }
+        self.free_victims(victims, moved);
+        to
+    }
+}
