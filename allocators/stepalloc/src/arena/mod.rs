@@ -45,7 +45,7 @@ const GAP_ATTEMPTS: u32 = 2;
 const EXCHANGE_ATTEMPTS: u32 = 100_000;
 
 /// Bytes of a cache line.
-pub(crate) const LINE: usize = 1 << GRANULE_MIN_SHIFT;
+const LINE: usize = 1 << GRANULE_MIN_SHIFT;
 /// Starts are moved by multiples of so many bytes. With one line the sets are used most evenly, but programs whose blocks lie otherwise in
 /// each step then touch as many lines of a page as there are starts: a step of `workloads shapes` takes a quarter longer. With eight a step of
 /// `workloads tensors` takes as long as with one.
@@ -63,13 +63,15 @@ pub(crate) fn granules_for(bytes: usize, align: usize, shift: u32) -> usize {
 }
 
 /// Cache lines by which the start of a block of `bytes` is moved in its run: a number that follows from where the run begins, so that
-/// neighbours differ.
+/// neighbours differ. No granule is left out, as huge pages come only where all pages are there.
 pub(crate) fn shift_lines(run: Run, bytes: usize, align: usize, shift: u32) -> u32 {
-    let step = align.max(SPREAD);
-    let free = (((run.length() as usize) << shift).saturating_sub(bytes)).min((1 << shift) - LINE);
+    let (granule, step) = (1 << shift, align.max(SPREAD));
+    let free = ((run.length() as usize) << shift).saturating_sub(bytes);
+    // Multiples of the step, from which on the last granule is reached, and as long as the first one is.
+    let (first, last) = ((free + 1).saturating_sub(granule).div_ceil(step), free.min(granule - LINE) / step);
     // Fibonacci hashing (Knuth, TAOCP 3, 6.4).
-    let place = (run.start().wrapping_mul(0x9E37_79B9) >> 16) as usize % (free / step + 1);
-    (place * step / LINE) as u32
+    let place = (run.start().wrapping_mul(0x9E37_79B9) >> 16) as usize % (last.saturating_sub(first) + 1);
+    (first.min(last) + place) as u32 * (step / LINE) as u32
 }
 
 /// One address range with its occupancy. All fields but `cells` are written once, by [`Arena::open`].
@@ -505,7 +507,10 @@ mod tests {
         assert!((0..100).all(|start| [0, 8].contains(&lines(start, 33 * 4096 - 1000, 64))));
         assert!((0..100).all(|start| lines(start, 32 * 4096, 1024) % 16 == 0));
         let starts: std::collections::BTreeSet<_> = (0..64).map(|at| lines(at * 33, 32 * 4096, 64)).collect();
-        assert!(starts.into_iter().eq((0..64).step_by(8)));
+        assert!(
+            starts.into_iter().eq((8..64).step_by(8)),
+            "from the second, or the last page would be left out"
+        );
         // Blocks are known by the starts they have.
         let arena = open(12, 4096 * 200);
         let blocks = [(); 4].map(|()| arena.claim_gap(32 * 4096, 64).expect("free") as usize);

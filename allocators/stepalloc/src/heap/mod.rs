@@ -1,8 +1,7 @@
 //! The large heap: where blocks come from that no plan serves, from the first request on.
 //!
 //! Blocks of [`LEAST_BYTES`] and more are *extents*: whole pages of one range of addresses, which is chosen once and mapped as it is used,
-//! so that limits of the address space count what the program needs. There is no header; a block is known by its address. It starts
-//! somewhere in its first page, as far as the last one has room, so that blocks use all sets of the processor's caches. Free extents are
+//! so that limits of the address space count what the program needs. There is no header; a block is known by its address. Free extents are
 //! joined with their neighbours and placed by [`extents`]; which of their pages stay resident is decided by [`retention`]; what is known of
 //! each page stands in [`pages`].
 //!
@@ -15,8 +14,6 @@
 //! it within a second is the backend's. A free that does not get it at once is left to whoever has it ([`Heap::defer`]), so that no free
 //! waits, and so are extents whose pages moved or went back. Handlers of fork hold the lock meanwhile.
 
-use crate::arena::granules::Run;
-use crate::arena::{LINE, shift_lines};
 use crate::os::{self, PAGE};
 use core::cell::UnsafeCell;
 use core::mem::size_of;
@@ -52,7 +49,7 @@ const FREE_ATTEMPTS: u32 = 8;
 /// With more bytes than these resident, somebody is to look whether they are used at all.
 const WATCHED_BYTES: usize = 64 << 20;
 
-/// In an entry of a block, of whose high half the start in the first page is overwritten then: its free is deferred.
+/// In an entry of a block: its free is deferred.
 const DEFERRED: u64 = 1 << 31;
 /// The same of an extent that is no block, and not counted as one.
 const UNCOUNTED: u64 = 1 << 30;
@@ -233,13 +230,13 @@ impl Heap {
         // In this order: what is mapped has its tables.
         let mapped = self.mapped.load(Acquire);
         let offset = offset.wrapping_sub(self.bytes.load(Relaxed));
-        if offset >= mapped {
+        if offset >= mapped || !offset.is_multiple_of(PAGE) {
             return None;
         }
         let page = (offset / PAGE) as u32;
         let entry = self.blocks.at(page).load(Relaxed);
         let is_block = entry & PAGES_MASK != 0 && entry & DEFERRED == 0;
-        (is_block && entry >> u32::BITS == (offset % PAGE) as u64).then(|| Extent::new(page, entry as u32))
+        is_block.then(|| Extent::new(page, entry as u32))
     }
 
     fn block(&self, address: usize) -> Option<Extent> {
@@ -248,7 +245,7 @@ impl Heap {
 
     /// Bytes of the block at an address, all of them writable; 0 where none starts there.
     pub(crate) fn usable_bytes(&self, address: usize) -> usize {
-        self.block(address).map_or(0, |block| block.pages as usize * PAGE - address % PAGE)
+        self.block(address).map_or(0, |block| block.pages as usize * PAGE)
     }
 
     /// Runs `body` with the lock held; `None` where it is held by another for too long.
@@ -335,14 +332,7 @@ impl Heap {
             let extent = table.place(self, pages, align)?;
             Some((extent, table.account(self, extent, &mut victims)))
         })??;
-        let start = Self::start_of(extent, size, align);
-        Some(self.begin(extent, start, extent, &victims, zeroed, (presses, relieve)))
-    }
-
-    /// Where in its first page a block starts, in bytes.
-    fn start_of(extent: Extent, size: usize, align: usize) -> usize {
-        let run = Run::new(extent.start, extent.pages);
-        shift_lines(run, size, align, PAGE.trailing_zeros()) as usize * LINE
+        Some(self.begin(extent, extent, &victims, zeroed, (presses, relieve)))
     }
 
     /// Pages of a block; `None` where the heap is not as large.
@@ -351,12 +341,11 @@ impl Heap {
         Some(size.div_ceil(PAGE)).filter(|&pages| pages < most).map(|pages| pages as u32)
     }
 
-    /// Makes an extent a block that starts at a byte of its first page, and of which `new` was not part before.
+    /// Makes an extent a block, of which `new` was not part before.
     #[inline]
     fn begin(
         &self,
         block: Extent,
-        start: usize,
         new: Extent,
         victims: &Victims,
         zeroed: bool,
@@ -379,8 +368,8 @@ impl Heap {
             }
         }
         self.touched.set(new);
-        self.blocks.at(block.start).store(u64::from(block.pages) | (start as u64) << u32::BITS, Release);
-        self.address(block.start).wrapping_add(start)
+        self.blocks.at(block.start).store(u64::from(block.pages), Release);
+        self.address(block.start)
     }
 
     /// Frees the block at an offset in the range; `false`, and nothing done, where none starts there.
@@ -410,12 +399,11 @@ impl Heap {
     /// Changes the size of the block at an address, without copying it; `None`, and nothing has changed, where that cannot be.
     pub(crate) fn reallocate(&self, address: usize, size: usize, relieve: fn(usize)) -> Option<*mut u8> {
         let block = self.block(address)?;
-        let start = address % PAGE;
-        let pages = self.pages_of(size.checked_add(start)?).filter(|_| self.serves(size))?;
+        let pages = self.pages_of(size).filter(|_| self.serves(size))?;
         if pages <= block.pages {
             let tail = Extent::new(block.start + pages, block.pages - pages);
             if tail.pages as usize * PAGE >= TAIL_LEAST {
-                self.blocks.at(block.start).store(u64::from(pages) | (start as u64) << u32::BITS, Relaxed);
+                self.blocks.at(block.start).store(u64::from(pages), Relaxed);
                 self.give(tail);
             }
             return Some(address as *mut u8);
@@ -426,22 +414,16 @@ impl Heap {
             self.with(|table| table.extend(self, more).then(|| table.account(self, more, &mut victims)))?;
         if let Some(presses) = grown {
             let relieve = (presses, relieve);
-            return Some(self.begin(Extent::new(block.start, pages), start, more, &victims, false, relieve));
+            return Some(self.begin(Extent::new(block.start, pages), more, &victims, false, relieve));
         }
         if block.pages as usize * PAGE < REMAP_LEAST || !self.can_move() {
             return None;
         }
-        self.reallocate_at_end(block, start, pages, relieve)
+        self.reallocate_at_end(block, pages, relieve)
     }
 
     /// Moves a block's pages to the end of the range, where it can grow on.
-    fn reallocate_at_end(
-        &self,
-        block: Extent,
-        start: usize,
-        pages: u32,
-        relieve: fn(usize),
-    ) -> Option<*mut u8> {
+    fn reallocate_at_end(&self, block: Extent, pages: u32, relieve: fn(usize)) -> Option<*mut u8> {
         let mut victims = Victims::none();
         let (extent, presses) = self.with(|table| {
             let extent = table.place_at_end(self, pages, 1)?;
@@ -456,7 +438,7 @@ impl Heap {
         // SAFETY: whole pages, mapped by us, apart, and the caller's alone.
         self.count_move(unsafe { os::move_content(from, to, block.pages as usize * PAGE) });
         self.touched.set(Extent::new(extent.start, block.pages));
-        let new = self.begin(extent, start, more, &victims, false, (presses, relieve));
+        let new = self.begin(extent, more, &victims, false, (presses, relieve));
         self.blocks.at(block.start).store(0, Relaxed);
         self.touched.clear(block);
         self.free_uncounted(&[block], |table| table.counters.moved += u64::from(block.pages));

@@ -38,8 +38,8 @@ impl Blocks {
         os::commit(self.0.load(Relaxed).cast::<u8>().wrapping_add(from), to - from)
     }
 
-    /// The entry of a page of the heap, once it is open: the pages of the block that starts there, in the high half where in the page
-    /// it does, and while its free is [deferred](super::Heap::defer), there the next such block.
+    /// The entry of a page of the heap, once it is open: the pages of the block that starts there, and while its free is
+    /// [deferred](super::Heap::defer), the next such block.
     #[inline(always)]
     pub(super) fn at(&self, page: u32) -> &AtomicU64 {
         // SAFETY: callers pass pages that were reached, for all of which there is an entry, see `open`.
