@@ -271,13 +271,22 @@ fn what_is_freed_long_after_the_last_request_goes_back_too() {
 
 #[test]
 fn a_least_size_that_is_raised_later_leaves_no_block_to_the_backend() {
-    scenario(test_name!(a_least_size_that_is_raised_later_leaves_no_block_to_the_backend), &[], || {
+    let settings = [("START_STATISTIC_STEP", "3"), ("STABLE_STATISTIC_STEP", "2")];
+    scenario(test_name!(a_least_size_that_is_raised_later_leaves_no_block_to_the_backend), &settings, || {
         let block = Block::new(100 * KIB, 16, false).expect("memory");
         assert!(is_extent(&block));
         // SAFETY: no other thread reads the environment.
         unsafe { std::env::set_var("STEPALLOC_MIN_BYTES", "1000000") };
         stepalloc::boundary();
         free(block);
+        // Nor two of them to one entry of the arena's table.
+        for _ in 0..20 {
+            stepalloc::boundary();
+            let blocks: Vec<_> =
+                (0..40).map(|at| Block::new((64 + at) * KIB, 16, true).expect("memory")).collect();
+            blocks.into_iter().for_each(free);
+        }
+        assert_eq!(stepalloc::phase(), stepalloc::Phase::Planned);
     });
 }
 

@@ -35,7 +35,7 @@ pub(crate) const PATIENCE_MAX: u64 = 4096;
 /// so many times the steps have passed that it took.
 pub(crate) const REJECTED_GROWTH: u64 = 4;
 /// Steps in which the arena gave pages to the heap, to keep the process's peak, after which the plan is left. Each costs some milliseconds, in
-/// pages that fault or move; so one in seventeen is too many, and each other step makes up for a sixteenth.
+/// pages that fault or move; so one in sixteen is too many, and each other step makes up for a sixteenth.
 pub(crate) const PRESSED_STEPS: u32 = 3;
 pub(crate) const PRESSED_WEIGHT: u32 = 16;
 /// Steps that began lately while others ran count as concurrent from here on: then what one needs says nothing.

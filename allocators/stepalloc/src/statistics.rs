@@ -58,8 +58,8 @@ pub struct Statistics {
     pub plans: u64,
     /// Plans that could not be made or put in force: no memory for the arena or its tables.
     pub failed_plans: u64,
-    /// Plans not made, or left at once, because marked steps did not repeat: their load together exceeded the
-    /// most live bytes by far, or the plan served less than half of each.
+    /// Plans not made, or left, because marked steps did not repeat (their load together exceeded the most live bytes by far, or the
+    /// plan served less than three quarters of each), or because the process would have risen above its peak beside them.
     pub refused_plans: u64,
     /// Bytes of the arena that can be served.
     pub arena_bytes: u64,

@@ -50,16 +50,16 @@ const LINE: usize = 1 << GRANULE_MIN_SHIFT;
 /// each step then touch as many lines of a page as there are starts: a step of `workloads shapes` takes a quarter longer. With eight a step of
 /// `workloads tensors` takes as long as with one.
 const SPREAD: usize = 8 * LINE;
-/// A block of so many granules is given another where rounding leaves less than a quarter of one: a thirty-second of it at most, and less
+/// A block of so many bytes is given a granule more where rounding leaves less than a quarter of one: a thirty-second of it at most, and less
 /// than a 500th of what recorded programs have alive.
-const SPACED_GRANULES: usize = 32;
+const SPACED_BYTES: usize = 128 << 10;
 
-/// Granules of `1 << shift` bytes that a block takes, room to [move its start](shift_lines) included.
+/// Granules of `1 << shift` bytes that a block takes, so that its start, or that of the next one, [is moved](shift_lines).
 pub(crate) fn granules_for(bytes: usize, align: usize, shift: u32) -> usize {
     let granule = 1usize << shift;
     let granules = bytes.div_ceil(granule);
     let rest = (granules << shift) - bytes;
-    granules + usize::from(align <= LINE && granules >= SPACED_GRANULES && rest < granule / 4)
+    granules + usize::from(align <= LINE && bytes >= SPACED_BYTES && rest < granule / 4)
 }
 
 /// Cache lines by which the start of a block of `bytes` is moved in its run: a number that follows from where the run begins, so that
@@ -170,10 +170,11 @@ impl Arena {
         };
         self.shift.store(shift, Relaxed);
         self.window_shift.store(window_shift, Relaxed);
-        self.windows.store(windows, Relaxed);
         self.blocks.store(map.cast(), Relaxed);
         // SAFETY: the rest of a fresh mapping, which stays; runs of this arena lie below the granules counted.
         unsafe { self.granules.set_bits(map.wrapping_add(table_bytes)) };
+        // Last: whoever finds windows, for an address that is not the arena's, finds the table.
+        self.windows.store(windows, Release);
         self.region.open(base, reserved);
         true
     }
@@ -268,6 +269,11 @@ impl Arena {
         self.cells().map_or(0, |cells| (cells.limit() as usize) << self.shift())
     }
 
+    /// No block is smaller, or two might start in one window.
+    pub(crate) fn least_bytes(&self) -> usize {
+        1 << self.window_shift.load(Relaxed)
+    }
+
     /// Bytes reserved.
     pub(crate) fn reserved(&self) -> usize {
         self.region.reserved()
@@ -297,7 +303,7 @@ impl Arena {
     fn begin(&self, run: Run, slot: &Slot, lines: u32) -> *mut u8 {
         let offset = self.offset(run, lines as usize);
         let block = self.block(offset);
-        debug_assert!((run.length() as usize) << self.shift() >= 1 << self.window_shift.load(Relaxed));
+        debug_assert!((run.length() as usize) << self.shift() >= self.least_bytes());
         block
             .slot
             .store(ptr::from_ref(slot).cast_mut().map_addr(|address| address | lines as usize), Relaxed);
@@ -314,7 +320,8 @@ impl Arena {
     /// The entry of the block that starts at an offset from the base, with its run and slot; `None` where none does.
     #[inline(always)]
     fn find(&self, offset: usize) -> Option<(&Block, Run, *mut Slot)> {
-        if offset >> self.window_shift.load(Relaxed) >= self.windows.load(Relaxed) {
+        let windows = self.windows.load(Acquire);
+        if offset >> self.window_shift.load(Relaxed) >= windows {
             return None;
         }
         let block = self.block(offset);
@@ -377,7 +384,7 @@ impl Arena {
     pub(crate) fn claim_gap(&self, bytes: usize, align: usize) -> Option<*mut u8> {
         let shift = self.shift();
         let length = u32::try_from(granules_for(bytes, align, shift)).ok()?;
-        if (length as usize) << shift < 1 << self.window_shift.load(Relaxed) {
+        if (length as usize) << shift < self.least_bytes() {
             return None;
         }
         let step = u32::try_from(align >> shift).ok()?.max(1);
@@ -521,6 +528,28 @@ mod tests {
             assert_eq!(arena.release(block - block % 4096 + (block % 4096 + 64) % 4096), Released::Invalid);
             assert_eq!(arena.release(block), Released::Block);
         }
+    }
+
+    #[test]
+    fn blocks_smaller_than_a_window_are_refused_and_others_known_in_theirs() {
+        let arena = Box::leak(Box::new(Arena::closed()));
+        assert!(arena.open(12, 4096 * 200, 50_000, None));
+        assert_eq!((arena.commit(4096 * 200, false), arena.least_bytes()), (4096 * 200, 32 << 10));
+        let slots = tests_slots(arena, 200, &[Run::new(3, 8), Run::new(11, 9), Run::new(20, 33)]);
+        assert_eq!(arena.claim_gap(28 << 10, 64), None);
+        let mut blocks: Vec<_> =
+            slots.iter().map(|slot| claim(arena, slot).expect("free") as usize).collect();
+        blocks.extend(std::iter::from_fn(|| arena.claim_gap(32 << 10, 64)).map(|gap| gap as usize));
+        assert_eq!(blocks.len(), 3 + (200 - 53) / 8);
+        for &block in &blocks {
+            assert!(arena.usable_bytes(block) >= 32 << 10 && arena.usable_bytes(block + 4096) == 0);
+        }
+        for block in blocks {
+            assert_eq!(arena.release(block + 4096), Released::Invalid);
+            assert_eq!(arena.release(block), Released::Block);
+            assert_eq!(arena.release(block), Released::Invalid);
+        }
+        assert_eq!(arena.occupied_bytes(), 0);
     }
 
     #[test]

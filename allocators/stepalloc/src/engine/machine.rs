@@ -348,8 +348,8 @@ impl Machine {
         if let Some(variant) = self.recognised() {
             return self.serve_cached(variant, Vec::new());
         }
-        // Also while it is being recorded for a better plan.
-        if self.presses() {
+        // Also while steps are recorded for a better plan; one that is being made comes soon.
+        if self.presses() && !matches!(self.mode, Mode::Working { .. }) {
             return self.refuse(now);
         }
         match mem::replace(&mut self.mode, Mode::Idle) {
@@ -496,6 +496,9 @@ impl Machine {
     }
 
     fn worked(&mut self, outcome: Outcome, now: &Snapshot<'_>) {
+        if !matches!(self.mode, Mode::Working { .. }) {
+            return;
+        }
         let Mode::Working { ends, since } = mem::replace(&mut self.mode, Mode::Idle) else { return };
         if !self.marked {
             return self.worked_on_detected(outcome, since, now);

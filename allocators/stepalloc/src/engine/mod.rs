@@ -362,13 +362,13 @@ impl Engine {
         let blocks = proposal.blocks;
         let wanted = usize::try_from(proposal.bytes()).unwrap_or(usize::MAX).min(settings.max_arena);
         let within = HEAP.range().map(|(base, bytes)| (base, bytes / 2));
-        if !STATE.arena.is_open()
-            && wanted > 0
-            && !STATE.arena.open(proposal.shift, wanted, settings.min_bytes, within)
-        {
+        // What was planned may be smaller than the setting, where that was raised later.
+        let least = settings.min_bytes.min(switches::threshold());
+        if !STATE.arena.is_open() && wanted > 0 && !STATE.arena.open(proposal.shift, wanted, least, within) {
             return Event::NotInstalled;
         }
         proposal.limit(wanted.min(STATE.arena.reserved()));
+        proposal.leave_smaller(STATE.arena.least_bytes());
         let granted = STATE.arena.commit(proposal.bytes() as usize, settings.huge_pages == HugePages::Always);
         proposal.limit(granted);
         HEAP.reach_in_arena(STATE.arena.committed());

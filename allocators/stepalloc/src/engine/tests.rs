@@ -423,11 +423,14 @@ fn a_plan_that_presses_on_the_peak_is_left_and_its_arena_retired() {
         (0..17).for_each(|_| simulation.mark(false));
         assert!(simulation.is_planned(), "now and then it may");
     }
-    while simulation.is_planned() {
+    for _ in 0..PRESSED_STEPS {
+        assert!(simulation.is_planned());
         simulation.pressures += 1;
         simulation.mark(false);
     }
     assert!(!simulation.is_planned() && !simulation.serving);
+    assert_eq!(simulation.machine.refused_plans, 1);
+    assert_eq!(simulation.machine.patience.until, REJECTED_GROWTH * simulation.machine.running());
     let retired = simulation.retired;
     (0..2 * RETIRING).for_each(|_| simulation.mark(false));
     assert_eq!((retired, simulation.retired), (1, 1 + u32::from(RETIRING)));

@@ -215,7 +215,7 @@ impl Heap {
         }
     }
 
-    /// Moves free pages of the heap under a block of the arena, which is the caller's alone, has no content yet, and lies in the range's
+    /// Moves free pages of the heap under the run of a block of the arena, which is the caller's alone, has no content yet, and lies in the range's
     /// first half: under its whole pages that have none, unless they are to be zeros, which fresh ones are.
     #[cold]
     pub(crate) fn fill(&self, block: *mut u8, bytes: usize, zeroed: bool) {

@@ -113,12 +113,13 @@ impl Retention {
         (excess, excess > self.total / PRESSES + LEAST)
     }
 
-    /// The arena serves no longer, and what it has given is the heap's: so is what was held there at once. Says what it still holds, and
-    /// returns the pages that are to go back.
+    /// The arena serves no longer, and what it has given is the heap's: as if that had been alive here, as far as it is there. Says what the
+    /// arena still holds, and returns the pages that are to go back.
     pub(super) fn arena_retires(&mut self, pages: u64) -> u64 {
         self.arena = pages;
-        self.newest = self.newest.max(self.total);
-        self.peak = self.peak.max(self.total);
+        let held = self.total.min(self.resident + pages);
+        self.newest = self.newest.max(held);
+        self.peak = self.peak.max(held);
         self.resident.saturating_sub(self.allowed())
     }
 
@@ -231,7 +232,7 @@ mod tests {
         assert!(presses);
         retention.resident -= excess;
         assert!(retention.resident < 2_000);
-        retention.second();
+        retention.forget();
         // Its free pages are adopted.
         retention.resident += 8_000;
         assert_eq!(retention.arena_retires(500), 0);

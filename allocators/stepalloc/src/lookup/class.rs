@@ -66,7 +66,6 @@ impl Class {
 
     /// Granules of `1 << shift` bytes that a slot has.
     pub(crate) fn granules(self, shift: u32) -> u64 {
-        // A class larger than every arena has no slot in it.
         granules_for(self.bytes() as usize, self.align() as usize, shift) as u64
     }
 

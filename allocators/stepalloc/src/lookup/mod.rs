@@ -47,6 +47,7 @@ pub(crate) struct ClassSlots {
 impl ClassSlots {
     /// The runs of the slots, in granules of `1 << shift` bytes.
     pub(crate) fn runs(&self, shift: u32) -> impl Iterator<Item = Option<Run>> {
+        // A class larger than every arena has no slot in it.
         let length = self.class.granules(shift) as u32;
         self.slots.iter().map(move |slot| slot.map(|start| Run::new(start, length)))
     }
@@ -521,6 +522,39 @@ mod tests {
         assert_eq!(arena.release(second as usize), crate::arena::Released::Block);
         assert_eq!(at(matcher.claim(arena, class(40_000))), 10, "its own slot is occupied, another is free");
         assert_eq!(matcher.next_step().allocations, 1);
+    }
+
+    #[test]
+    fn moved_starts_keep_their_alignment_and_their_size() {
+        let arena: &'static Arena = crate::arena::tests_arena(12, 4096 * 1000);
+        let matcher = Matcher::empty();
+        let aligns = [1, 64, 128, 512, 1024, 2048, 4096, 8192];
+        let aligned = |align: usize, at: usize| Class::of(200_001 + 300 * at, align).expect("possible size");
+        let mut start = 0;
+        let mut place = |align: usize| {
+            start = (start + 60usize).next_multiple_of((align / 4096).max(1));
+            Some(start as u32)
+        };
+        let classes: Vec<_> = (0..)
+            .zip(aligns)
+            .map(|(at, align)| ClassSlots {
+                class: aligned(align, at),
+                slots: vec![place(align), place(align)],
+            })
+            .collect();
+        install(&matcher, arena, &classes, 1000);
+        let mut moved = 0;
+        for (at, align) in (0..).zip(aligns) {
+            for _ in 0..2 {
+                let class = aligned(align, at);
+                let Match::Slot(block) = matcher.claim(arena, class) else { panic!("{align}") };
+                let block = block as usize;
+                assert!(block.is_multiple_of(align) && arena.usable_bytes(block) >= class.bytes() as usize);
+                moved += usize::from(!block.is_multiple_of(4096));
+                assert_eq!(arena.release(block), crate::arena::Released::Block);
+            }
+        }
+        assert!(moved >= 6, "{moved} of 16");
     }
 
     /// Counts a thread as gone when it is, in whichever way.

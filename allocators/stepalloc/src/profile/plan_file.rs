@@ -297,7 +297,7 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
         check((1..=VARIANTS).contains(&variants), "a number of step variants out of range")?;
         let (mut profiles, mut offsets) = (Vec::new(), Vec::new());
         for _ in 0..variants {
-            let (profile, places) = self.variant(shift, height, min_bytes as u64, period.is_some())?;
+            let (profile, places) = self.variant(shift, height, period.is_some())?;
             profiles.push(Arc::new(profile));
             offsets.push(places);
         }
@@ -314,7 +314,6 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
         &mut self,
         shift: u32,
         height: u64,
-        least: u64,
         detected: bool,
     ) -> Result<(StepProfile, Vec<u64>), RefusedFile> {
         let period = Some(self.number()?).filter(|&period| period > 0);
@@ -332,7 +331,7 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
             let (nth, offset) = (self.u32()?, self.number()?);
             let class =
                 Class::of(key_size as usize, align as usize).filter(|class| class.bytes() == key_size);
-            check(key_size >= least && class.is_some_and(Class::is_possible), "a size out of range")?;
+            check(class.is_some_and(Class::is_possible), "a size out of range")?;
             check(align.is_power_of_two() && align <= os::BASE_ALIGN as u64, "an alignment out of range")?;
             check(lower <= u64::from(u32::MAX) && upper <= u64::from(u32::MAX), "a time out of range")?;
             check(offset.is_multiple_of(1 << shift), "an offset between granules")?;

@@ -22,7 +22,7 @@ const SEARCH_BYTES: u64 = 4 << 20;
 const SEARCH_SHARE: u64 = 100;
 
 /// The share of the load that rounding sizes up to a granule may add: one part in this many. Below what users notice;
-/// smaller granules make gaps and the table of blocks dearer.
+/// smaller granules make gaps dearer.
 pub(crate) const ROUNDING_SHARE: u64 = 128;
 
 /// Bytes by which one plan for all variants may be higher than one for each, where blocks live on from step
@@ -120,21 +120,34 @@ impl Proposal {
 
     /// Leaves blocks that would end beyond `bytes` to the backend.
     pub(crate) fn limit(&mut self, bytes: usize) {
-        let granules = match u32::try_from(bytes >> self.shift) {
-            Ok(granules) if granules < self.granules => granules,
-            _ => return,
-        };
+        if let Ok(granules) = u32::try_from(bytes >> self.shift)
+            && granules < self.granules
+        {
+            self.granules = granules;
+            self.retain(|start, length| u64::from(start) + length <= u64::from(granules));
+        }
+    }
+
+    /// Leaves blocks whose slots would be smaller than `bytes` to the backend.
+    pub(crate) fn leave_smaller(&mut self, bytes: usize) {
+        let (shift, bytes) = (self.shift, bytes as u64);
+        if self.slots.iter().flatten().any(|class| class.class.granules(shift) << shift < bytes) {
+            self.retain(|_, length| length << shift >= bytes);
+        }
+    }
+
+    /// Keeps the slots that are to stay, by their first granule and their number of granules.
+    fn retain(&mut self, stays: impl Fn(u32, u64) -> bool) {
         for class in self.slots.iter_mut().flatten() {
             let length = class.class.granules(self.shift);
             for slot in &mut class.slots {
-                if slot.is_some_and(|start| u64::from(start) + length > u64::from(granules)) {
+                if slot.is_some_and(|start| !stays(start, length)) {
                     *slot = None;
                     self.blocks -= 1;
                 }
             }
         }
-        self.granules = granules;
-        self.cut = cut(&self.slots, self.shift, granules);
+        self.cut = cut(&self.slots, self.shift, self.granules);
     }
 }
 
@@ -181,15 +194,25 @@ fn granule_shift(problem: &Problem, load: u64) -> u32 {
     let bearable = load + load / ROUNDING_SHARE;
     (GRANULE_MIN_SHIFT + 1..=GRANULE_MAX_SHIFT)
         .rev()
-        .find(|&shift| rounded(problem, shift).load().max <= bearable)
+        // What spreads the starts is not counted.
+        .find(|&shift| {
+            with_sizes(problem, shift, |block| block.size.next_multiple_of(1 << shift)).load().max <= bearable
+        })
         .unwrap_or(GRANULE_MIN_SHIFT)
 }
 
 /// The problem with sizes and alignments of whole granules, as slots have them.
 pub(super) fn rounded(problem: &Problem, shift: u32) -> Problem {
+    with_sizes(problem, shift, |block| {
+        (granules_for(block.size as usize, block.align as usize, shift) as u64) << shift
+    })
+}
+
+/// The problem with other sizes, and alignments of whole granules.
+fn with_sizes(problem: &Problem, shift: u32, size: impl Fn(&Block) -> u64) -> Problem {
     let granule = 1u64 << shift;
     let blocks = problem.blocks.iter().map(|block| Block {
-        size: (granules_for(block.size as usize, block.align as usize, shift) as u64) << shift,
+        size: size(block),
         align: block.align.max(granule),
         ..*block
     });

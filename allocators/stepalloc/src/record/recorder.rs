@@ -137,7 +137,7 @@ impl Recorder {
         let tail = self.tail.load(Relaxed);
         let capacity = self.capacity.load(Relaxed) as u64;
         let entries = self.entries.load(Acquire);
-        let mut whole = end - tail <= capacity - PAGE_ENTRIES;
+        let mut whole = end.saturating_sub(tail) <= capacity - PAGE_ENTRIES;
         if whole {
             for index in tail..end {
                 // SAFETY: as in `log`.
