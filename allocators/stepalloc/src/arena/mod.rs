@@ -46,12 +46,11 @@ const EXCHANGE_ATTEMPTS: u32 = 100_000;
 
 /// Bytes of a cache line.
 const LINE: usize = 1 << GRANULE_MIN_SHIFT;
-/// Starts are moved by multiples of so many bytes. With one line the sets are used most evenly, but programs whose blocks lie otherwise in
-/// each step then touch as many lines of a page as there are starts: a step of `workloads shapes` takes a quarter longer. With eight a step of
-/// `workloads tensors` takes as long as with one.
+/// Starts are moved by multiples of this, in bytes. With one line the sets are used most evenly, but programs whose blocks lie otherwise in
+/// each step then touch as many lines of a page as there are starts (`workloads shapes`), and wait for more of them.
 const SPREAD: usize = 8 * LINE;
-/// A block of so many bytes is given a granule more where rounding leaves less than a quarter of one: a thirty-second of it at most, and less
-/// than a 500th of what recorded programs have alive.
+/// From this size on, in bytes, a block is given a granule more where rounding leaves less than a quarter of one: a thirty-second of it at most,
+/// and less than half a percent of what recorded programs have alive.
 const SPACED_BYTES: usize = 128 << 10;
 
 /// Granules of `1 << shift` bytes that a block takes, so that its start, or that of the next one, [is moved](shift_lines).
@@ -298,7 +297,7 @@ impl Arena {
         unsafe { &*self.blocks.load(Relaxed).add(offset >> self.window_shift.load(Relaxed)) }
     }
 
-    /// Makes a run that was taken a block, whose start is moved by so many lines.
+    /// Makes a run that was taken a block, whose start is moved by `lines`.
     #[inline(always)]
     fn begin(&self, run: Run, slot: &Slot, lines: u32) -> *mut u8 {
         let offset = self.offset(run, lines as usize);

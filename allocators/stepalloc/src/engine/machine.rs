@@ -139,7 +139,7 @@ pub(crate) struct Plan {
     /// Blocks without a slot, as the arena may not be larger.
     pub(super) beyond_limit: u64,
     pub(super) is_cached: bool,
-    /// [`Snapshot::pressures`] at the last boundary, and [so many times](PRESSED_WEIGHT) the steps in which it grew, less others.
+    /// [`Snapshot::pressures`] at the last boundary, and [`PRESSED_WEIGHT`] times the steps in which it grew, less others.
     pressures: u32,
     pressed: u32,
     /// Boundaries until each block of all variants has been in its slot.

@@ -88,7 +88,7 @@ pub(crate) struct Heap {
     moved: AtomicU32,
     /// Somebody looks after what is free.
     watched: AtomicBool,
-    /// Times that [`Retention::presses`].
+    /// Times that [`Retention::presses`](retention::Retention::presses).
     pressures: AtomicU32,
     /// Pages that may be resident, as of the last block.
     resident: AtomicU64,
@@ -501,7 +501,7 @@ impl Heap {
         }
     }
 
-    /// The arena serves no longer, and has given what is free there; so many bytes are still occupied.
+    /// The arena serves no longer, and has given what is free there; `occupied` bytes are not.
     pub(crate) fn arena_retires(&self, occupied: usize) {
         if self.is_open()
             && let Some(excess @ 1..) =

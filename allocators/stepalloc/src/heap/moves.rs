@@ -153,7 +153,7 @@ impl Heap {
         (end <= self.arena_reached.load(Acquire)).then(|| Extent::new(first, end.saturating_sub(first)))
     }
 
-    /// The arena is so many bytes from now on, or has been more. Under the engine's lock.
+    /// The arena has `bytes` from now on, or has been more. Under the engine's lock.
     pub(crate) fn reach_in_arena(&self, bytes: usize) {
         let reached = self.arena_reached.load(Relaxed);
         let pages = (bytes.div_ceil(PAGE) as u32).next_multiple_of(TABLE_STEP);
@@ -162,7 +162,7 @@ impl Heap {
         }
     }
 
-    /// Takes over the memory behind a stretch of the arena, in which no block lives, but no more than so many bytes: the way back from
+    /// Takes over the memory behind a stretch of the arena, in which no block lives, but at most `most` bytes: the way back from
     /// [`Heap::fill`]. Where it cannot, or the memory is wanted as zeros, it goes back to the system. Returns the bytes that went.
     pub(crate) fn adopt(&self, start: *mut u8, bytes: usize, most: usize, zeros: bool) -> usize {
         let (Some(pages), Some((base, _))) = (self.arena_pages(start, bytes), self.range()) else {

@@ -8,12 +8,12 @@ use crate::os::{self, PAGE};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 
-/// The heap is mapped by an eighth of what is, and by so many bytes at least and at most.
+/// The heap is mapped by an eighth of what is, within these bounds in bytes.
 const MAP_LEAST: usize = 1 << 20;
 const MAP_MOST: usize = 64 << 20;
 /// Free extents that are looked at when pages are to go back, from the top of the range down.
 const SCANNED: usize = 256;
-/// The tables are made usable for so many pages at a time: a bit each fills a page of 64 KiB.
+/// The tables are made usable in steps of this many pages: a bit each fills a page of 64 KiB.
 pub(super) const TABLE_STEP: u32 = 1 << 19;
 
 /// What the lock guards.
@@ -86,7 +86,7 @@ impl Table {
         unsafe { &mut **self.extents.get_mut() }
     }
 
-    /// An extent of so many pages at an alignment in bytes, which nobody else has any more.
+    /// An extent of `pages` at an alignment in bytes, which nobody else has any more.
     #[inline]
     pub(super) fn place(&mut self, heap: &Heap, pages: u32, align: usize) -> Option<Extent> {
         let step = (align / PAGE).max(1) as u64;
@@ -187,7 +187,7 @@ impl Table {
         self.retention.presses()
     }
 
-    /// Takes parts of free extents with so many resident pages in all, if there are: of the extents that have most, from their ends.
+    /// Takes parts of free extents with `wanted` resident pages in all, if there are: of the extents that have most, from their ends.
     #[cold]
     #[inline(never)]
     pub(super) fn choose(&mut self, touched: &Touched, wanted: u64, victims: &mut Victims) {
@@ -200,7 +200,7 @@ impl Table {
             let Some(run) = runs.iter_mut().max_by_key(|run| run.0).filter(|run| run.0 > 0) else { break };
             let (most, extent) = *run;
             let enough = (wanted - victims.touched).max(MOVE_LEAST.into()).min(most.into()) as u32;
-            // The last page from which on so many are resident. Behind `end` they are too few.
+            // The last page from which on `enough` are resident. Behind `end` they are too few.
             let (mut from, mut end, mut behind) = (extent.start, extent.end(), 0);
             while enough < most && end - from > 1 {
                 let midst = from + (end - from) / 2;
