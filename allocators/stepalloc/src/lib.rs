@@ -60,7 +60,7 @@
 //! # Costs and limits
 //!
 //! Blocks below the threshold cost two comparisons more than the backend a pair, in all phases;
-//! `benches/instructions.py` counts what they come to. While collecting, an event of 32 bytes is recorded for
+//! `benches/instructions.py` counts what they come to. While collecting, an event of 16 bytes is recorded for
 //! each planned-size allocation and free of a step. A boundary costs three system calls. Memory of the arena
 //! goes back to the system after ten seconds without a request of planned size, or by [`release`]; while a
 //! plan serves, a thread looks for that. Programs whose sizes never repeat gain from the large heap only.

@@ -1,6 +1,6 @@
 //! The recorder: the log of planned-size allocations and frees while a step is being learned.
 //!
-//! Any thread appends with one atomic addition and three stores, into memory mapped by ourselves; nothing is
+//! Any thread appends with one atomic addition and two stores, into memory mapped by ourselves; nothing is
 //! allocated, locked or formatted. Time is the event's index. An allocation is logged after the backend has
 //! answered and a free before the backend gets it, so that the log is a legal history of every address. The
 //! engine reads the log at step boundaries ([`Recorder::read`]).
@@ -45,15 +45,43 @@ pub(crate) struct Recorder {
     wake: AtomicU64,
 }
 
+/// An event; a move is two of them. (Sixteen bytes: a step of a thousand blocks touches eight pages of the log.)
 #[repr(C)]
 struct Entry {
-    address: AtomicUsize,
-    /// The class; 0 for a free.
-    class: AtomicU64,
-    /// For a move, the old address; for a free, the bytes; else 0.
-    from: AtomicUsize,
-    /// Index of the event + 1, stored last: says that the entry is complete.
-    complete: AtomicU64,
+    /// What happened, [`ALLOCATED`], [`FREED`] or [`MOVED`], in the low bits; above them the class, or the bytes that were freed.
+    what: AtomicU64,
+    /// The address in its low [`ADDRESS_BITS`]; above them the lap of the ring, stored last: says that the entry is complete.
+    place: AtomicU64,
+}
+
+/// Bits of an address that a program can have.
+const ADDRESS_BITS: u32 = 48;
+
+const ALLOCATED: u64 = 0;
+const FREED: u64 = 1;
+/// The next entry says where this block is from now on.
+const MOVED: u64 = 2;
+const KIND_BITS: u32 = 2;
+
+impl Entry {
+    fn write(&self, lap: u64, address: usize, what: u64, kind: u64) {
+        self.what.store(what << KIND_BITS | kind, Relaxed);
+        let address = address as u64 & ((1 << ADDRESS_BITS) - 1);
+        self.place.store(lap << ADDRESS_BITS | address, Release);
+    }
+
+    /// Address, class or bytes, and kind; `None` where a writer has not come back.
+    fn read(&self, lap: u64) -> Option<(usize, u64, u64)> {
+        let place = completed(&self.place, lap)?;
+        let what = self.what.load(Relaxed);
+        let address = place & ((1 << ADDRESS_BITS) - 1);
+        Some((address as usize, what >> KIND_BITS, what & ((1 << KIND_BITS) - 1)))
+    }
+}
+
+/// The lap of the ring in which an index comes, never 0.
+fn lap(index: u64, capacity: u64) -> u64 {
+    index / capacity % u64::from(u16::MAX) + 1
 }
 
 impl Recorder {
@@ -89,21 +117,23 @@ impl Recorder {
             return;
         }
         let capacity = self.capacity.load(Relaxed) as u64;
-        let index = self.head.fetch_add(1, Relaxed);
-        if index - self.tail.load(Acquire).min(index) >= capacity - PAGE_ENTRIES {
+        let count = if matches!(event, Event::Move { .. }) { 2 } else { 1 };
+        let index = self.head.fetch_add(count, Relaxed);
+        if index + count - self.tail.load(Acquire).min(index) > capacity - PAGE_ENTRIES {
             return;
         }
         // SAFETY: the mapping holds `capacity` entries, a power of two, and is never unmapped.
-        let entry = unsafe { &*entries.add((index & (capacity - 1)) as usize) };
-        let (address, class, from) = match event {
-            Event::Allocate { address, class } => (address, class.to_bits(), 0),
-            Event::Move { address, class, from } => (address, class.to_bits(), from),
-            Event::Free { address, bytes } => (address, 0, bytes),
-        };
-        entry.address.store(address, Relaxed);
-        entry.class.store(class, Relaxed);
-        entry.from.store(from, Relaxed);
-        entry.complete.store(index + 1, Release);
+        let entry = |index: u64| unsafe { &*entries.add((index & (capacity - 1)) as usize) };
+        let (entry, lap, next) =
+            (entry(index), lap(index, capacity), (entry(index + 1), lap(index + 1, capacity)));
+        match event {
+            Event::Allocate { address, class } => entry.write(lap, address, class.to_bits(), ALLOCATED),
+            Event::Free { address, bytes } => entry.write(lap, address, bytes as u64, FREED),
+            Event::Move { address, class, from } => {
+                entry.write(lap, from, 0, MOVED);
+                next.0.write(next.1, address, class.to_bits(), ALLOCATED);
+            }
+        }
     }
 
     /// Whether it is time for the engine to read.
@@ -139,20 +169,22 @@ impl Recorder {
         let entries = self.entries.load(Acquire);
         let mut whole = end.saturating_sub(tail) <= capacity - PAGE_ENTRIES;
         if whole {
+            let mut moved = None;
             for index in tail..end {
                 // SAFETY: as in `log`.
                 let entry = unsafe { &*entries.add((index & (capacity - 1)) as usize) };
-                if !completed(entry, index + 1) {
+                let Some((address, what, kind)) = entry.read(lap(index, capacity)) else {
                     whole = false;
                     break;
+                };
+                match (kind, Class::from_bits(what)) {
+                    (MOVED, _) => moved = Some(address),
+                    (ALLOCATED, Some(class)) => visit(match moved.take() {
+                        Some(from) => Event::Move { address, class, from },
+                        None => Event::Allocate { address, class },
+                    }),
+                    _ => visit(Event::Free { address, bytes: what as usize }),
                 }
-                let address = entry.address.load(Relaxed);
-                let from = entry.from.load(Relaxed);
-                visit(match Class::from_bits(entry.class.load(Relaxed)) {
-                    None => Event::Free { address, bytes: from },
-                    Some(class) if from == 0 => Event::Allocate { address, class },
-                    Some(class) => Event::Move { address, class, from },
-                });
             }
         }
         self.consume(end);
@@ -188,15 +220,16 @@ impl Recorder {
 }
 
 /// Waits for a writer that was interrupted between taking its index and finishing its entry.
-fn completed(entry: &Entry, index: u64) -> bool {
+fn completed(place: &AtomicU64, lap: u64) -> Option<u64> {
     // A preempted writer is back within some scheduler periods; one that never comes back was killed.
     for _ in 0..10_000 {
-        if entry.complete.load(Acquire) == index {
-            return true;
+        let place = place.load(Acquire);
+        if place >> ADDRESS_BITS == lap {
+            return Some(place);
         }
         os::yield_now();
     }
-    false
+    None
 }
 
 #[cfg(test)]
