@@ -37,7 +37,9 @@ fn main() {
     for function in LATE.split_whitespace() {
         link(&format!("--wrap={function}"));
         let text = format!(".globl __wrap_{function}\\n__wrap_{function}: {jump} __real_{function}@PLT");
-        late += &format!("core::arch::global_asm!(\"{text}\");\n");
+        // In the section that `start.ld` puts with what every process runs.
+        let section = ".pushsection .text.first,\\\"ax\\\",@progbits";
+        late += &format!("core::arch::global_asm!(\"{section}\\n{text}\\n.popsection\");\n");
     }
     fs::write(folder.join("late.rs"), late).expect("cargo's folder is writable");
 

@@ -20,6 +20,8 @@ unsafe extern "C" {
     fn __libc_memalign(align: usize, size: usize) -> *mut c_void;
     /// mimalloc's start, which its own constructor would call.
     fn _mi_auto_process_init();
+    /// mimalloc's end, which its own destructor would call.
+    fn _mi_auto_process_done();
     /// Where the kernel put the argument count, the arguments and the environment (exported by ld.so).
     static __libc_stack_end: *const usize;
     static environ: *const *const c_char;
@@ -155,6 +157,18 @@ pub(crate) fn start() {
         }
     }
 }
+
+/// Ends what [`start`] has started, when the process ends.
+extern "C" fn end() {
+    if matches!(chosen().kind, Kind::Mimalloc) {
+        // SAFETY: what mimalloc's destructor does, in its place.
+        unsafe { _mi_auto_process_done() };
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
 
 /// What `STEPALLOC_BACKEND` says. Before the C library has set `environ`, the environment is where the kernel put it.
 fn kind() -> Kind {
@@ -331,7 +345,13 @@ unsafe extern "C" {
 #[cfg(target_arch = "x86_64")]
 macro_rules! wrap {
     ($name:literal, $function:path) => {
-        core::arch::global_asm!(concat!(".globl ", $name), concat!($name, ": jmp {}"), sym $function);
+        core::arch::global_asm!(
+            ".pushsection .text.first,\"ax\",@progbits",
+            concat!(".globl ", $name),
+            concat!($name, ": jmp {}"),
+            ".popsection",
+            sym $function
+        );
     };
 }
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -341,7 +361,13 @@ compile_error!(
 #[cfg(target_arch = "aarch64")]
 macro_rules! wrap {
     ($name:literal, $function:path) => {
-        core::arch::global_asm!(concat!(".globl ", $name), concat!($name, ": b {}"), sym $function);
+        core::arch::global_asm!(
+            ".pushsection .text.first,\"ax\",@progbits",
+            concat!(".globl ", $name),
+            concat!($name, ": b {}"),
+            ".popsection",
+            sym $function
+        );
     };
 }
 wrap!("__wrap_munmap", munmap);

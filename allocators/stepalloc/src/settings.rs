@@ -5,6 +5,7 @@
 
 use crate::os;
 use core::ffi::CStr;
+use core::fmt::{self, Display, Formatter};
 use core::sync::atomic::{AtomicBool, Ordering::*};
 
 /// What a user can set. The defaults are DeepRec's.
@@ -169,17 +170,18 @@ fn optional(name: &CStr, shown: &str) -> Option<u64> {
 }
 
 fn number(name: &CStr, least: u64, default: u64) -> u64 {
-    let mut shown = os::Text::<24>::new();
-    let _ = if default == usize::MAX as u64 {
-        core::fmt::Write::write_str(&mut shown, "no limit")
-    } else {
-        core::fmt::write(&mut shown, format_args!("{default}"))
-    };
-    let mut wanted = os::Text::<64>::new();
-    let _ = core::fmt::write(&mut wanted, format_args!("a whole number, {least} or more"));
-    read(name, text(wanted.as_bytes()), default, text(shown.as_bytes()), |value| {
+    read(name, format_args!("a whole number, {least} or more"), default, Limit(default), |value| {
         parse_decimal(value).filter(|&number| number >= least)
     })
+}
+
+/// A number of which the largest is no limit.
+struct Limit(u64);
+
+impl Display for Limit {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        if self.0 == usize::MAX as u64 { out.write_str("no limit") } else { write!(out, "{}", self.0) }
+    }
 }
 
 /// The signal of `STEPALLOC_STATS_SIGNAL`, by name with or without `SIG`; `None` where the variable is not set.
@@ -209,9 +211,9 @@ pub(crate) fn statistics_signal() -> Option<i32> {
 /// Reads one variable; `parse` returns `None` for a value that is none.
 pub(crate) fn read<T>(
     name: &CStr,
-    wanted: &str,
+    wanted: impl Display,
     default: T,
-    shown: &str,
+    shown: impl Display,
     parse: impl FnOnce(&[u8]) -> Option<T>,
 ) -> T {
     let Some(value) = os::environment(name) else { return default };
