@@ -8,6 +8,7 @@
 
 use super::machine::{Action, Machine, MissWindow, Mode, Plan, Snapshot};
 use super::work::{Outcome, Work};
+use crate::backend::Retention;
 use crate::detect::DetectedSteps;
 use crate::lookup::Class;
 use crate::policy::*;
@@ -82,6 +83,9 @@ impl Machine {
         let detected = Box::new(DetectedSteps::new(period, &sizes, all));
         let needed = detected.needed();
         self.mode = Mode::Following { detected, since: now.sizes.head() };
+        // What small blocks of a step leave, the next one wants again.
+        self.act(Action::Retain(Retention::Retain));
+        self.act(Action::AwaitPlan(true));
         self.act(Action::WakeWhenGrown);
         self.act(Action::WakeAfterEvents(Some(needed)));
         self.act(Action::Record { serving: self.plan.is_some(), watch: Watch::All });
@@ -213,6 +217,7 @@ impl Machine {
     /// There is no period after all, or nothing in it to plan.
     fn lose(&mut self) {
         self.rejected.reject();
+        self.retain_for_plan();
         self.act(Action::WakeAfterEvents(None));
         self.act(Action::DropEvents);
         self.observe(Watch::Sizes);

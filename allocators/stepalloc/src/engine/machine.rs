@@ -100,6 +100,8 @@ pub(crate) enum Action {
     Fill(bool),
     /// The large heap forgets its peak before the plan.
     Settle,
+    /// Says whether a plan of detected steps is about to come, for which the large heap keeps no more pages meanwhile.
+    AwaitPlan(bool),
     /// Says what the backend is to do with unused memory.
     Retain(Retention),
     /// The plan file holds these plans, or is to.
@@ -328,6 +330,7 @@ impl Machine {
         self.act(Action::WakeAfterEvents(None));
         self.act(Action::LimitMisses(self.miss_limit));
         self.act(Action::IgnoreBegin);
+        self.retain_for_plan();
         if !matches!(self.mode, Mode::Working { .. }) {
             self.mode = Mode::Idle;
         }
@@ -476,6 +479,7 @@ impl Machine {
         self.mode = Mode::Idle;
         if detected {
             self.failed_plans += 1;
+            self.retain_for_plan();
             self.observe(Watch::Sizes);
             self.act(Action::WakeWhenGrown);
         } else {
@@ -546,6 +550,7 @@ impl Machine {
         });
         self.fill();
         self.retiring = 0;
+        self.act(Action::AwaitPlan(false));
         self.observe(Watch::Nothing);
         self.act(Action::Retain(Retention::Retain));
         match origin {
@@ -568,8 +573,17 @@ impl Machine {
     fn not_installed(&mut self) {
         self.fail();
         if !self.marked {
+            self.retain_for_plan();
             self.observe(Watch::Sizes);
             self.act(Action::WakeAfterSizes(DETECTION_CUTOFF));
+        }
+    }
+
+    /// Detected steps are recorded no more: unused memory is kept for a plan that serves, or not.
+    pub(super) fn retain_for_plan(&mut self) {
+        self.act(Action::AwaitPlan(false));
+        if self.plan.is_none() {
+            self.act(Action::Retain(Retention::Default));
         }
     }
 
@@ -594,6 +608,7 @@ impl Machine {
         self.plan = None;
         self.act(Action::DropEvents);
         self.observe(Watch::Nothing);
+        self.act(Action::AwaitPlan(false));
         self.act(Action::Fill(false));
         if now.has_arena {
             self.act(Action::RetireArena);
@@ -615,6 +630,7 @@ impl Machine {
             self.plan = Some(Plan { help: HELP_MOST, ..Plan::new(now.pressures) });
         }
         self.act(Action::Fill(false));
+        self.act(Action::AwaitPlan(false));
         self.act(Action::Retain(if serving { Retention::Retain } else { Retention::Default }));
         self.act(Action::DropEvents);
         self.detect_anew();

@@ -299,6 +299,7 @@ impl Engine {
                 }
             }
             Action::Settle => HEAP.settle(),
+            Action::AwaitPlan(awaits) => HEAP.await_plan(awaits),
             Action::Retain(retention) => {
                 if let Some(backend) = backend::attached().filter(|_| self.retention != retention) {
                     (backend.retain)(retention);

@@ -115,7 +115,11 @@ impl Simulation {
             Action::LimitMisses(limit) => self.miss_limit = limit,
             Action::DropMisses => self.misses = 0,
             Action::RetireArena => self.retired += 1,
-            Action::Fill(_) | Action::Settle | Action::Retain(_) | Action::Cache { .. } => {}
+            Action::Fill(_)
+            | Action::Settle
+            | Action::AwaitPlan(_)
+            | Action::Retain(_)
+            | Action::Cache { .. } => {}
         }
         None
     }

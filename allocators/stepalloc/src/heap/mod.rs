@@ -511,6 +511,11 @@ impl Heap {
         }
     }
 
+    /// Says whether a plan is about to come. Until then pages are moved, and no more of them kept.
+    pub(crate) fn await_plan(&self, awaits: bool) {
+        self.with(|table| table.retention.awaits_plan = awaits);
+    }
+
     /// The arena has given what it can: what it holds beside what is alive makes a new peak.
     pub(crate) fn relieved(&self) {
         self.with(|table| table.retention.relieved());

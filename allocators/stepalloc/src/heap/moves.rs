@@ -20,8 +20,8 @@ impl Heap {
         let into = into.filter(|_| self.can_move());
         let begun = os::now_ns();
         let moved = self.empty(victims.all(), into);
-        let nanoseconds = os::now_ns().saturating_sub(begun);
-        self.with(|table| table.retention.regret(victims.touched - moved, nanoseconds));
+        let now = os::now_ns();
+        self.with(|table| table.retention.regret(victims.touched - moved, now.saturating_sub(begun), now));
         self.free_victims(victims, moved);
     }
 

@@ -7,9 +7,12 @@
 //! It is looked at where the heap would grow, as Go's scavenger does (mgcscavenge.go, `scavengeForHeapGrowth`): free pages have just proved
 //! to be of no use then. While more is alive than ever before, they cost the process's peak; so they are moved under the new block, or go
 //! back. A program whose blocks never lie alike (threads that replace blocks at random) would have pages moved for ever: each time that
-//! is done although no more was alive than before is *regretted*, and enough regrets raise the slack.
+//! is done although no more was alive than before is *regretted*, and enough regrets raise the slack, unless they are so rare that they take
+//! next to none of the program's time.
 //!
 //! Plain numbers only, in pages.
+
+use core::mem;
 
 /// The slack's unit is one part in this many of the peak. It grows by one, and a quarter of what it was: as many pages
 /// fault when it does.
@@ -30,6 +33,10 @@ const PATIENCE: u64 = 200;
 const FAULT_NANOSECONDS: u64 = 500;
 /// Upper bound of one regret's time, in faults: the thread may have waited for a processor meanwhile.
 const REGRET_MOST: u64 = 512;
+/// One part in this many of the time may go into what is regretted, and what it did not take of the newest second, a millisecond: trainings,
+/// whose steps take a tenth of a second, need little more, and are spared the slack's pages.
+const TIME_SHARE: u64 = 1024;
+const TIME_SAVED: u64 = 1_000_000_000;
 /// What may always be kept: half a MiB of small pages, which no process's peak shows.
 const LEAST: u64 = 128;
 
@@ -49,7 +56,12 @@ pub(super) struct Retention {
     /// The same of the seconds before.
     seconds: [u64; SECONDS],
     slack: u64,
-    regrets: u64,
+    /// In faults; less than nothing where time is left for them.
+    regrets: i64,
+    /// The time of the last one.
+    regretted: u64,
+    /// The program's period is known, and a plan about to come, with which nothing is moved any more: nothing is regretted.
+    pub(super) awaits_plan: bool,
     /// Pages that the arena holds, those of free slots included.
     pub(super) arena: u64,
     /// The most that was alive here and held there at once, ever: below it, nothing shows in the process's peak.
@@ -69,6 +81,8 @@ impl Retention {
             seconds: [0; SECONDS],
             slack: SLACK_FIRST,
             regrets: 0,
+            regretted: 0,
+            awaits_plan: false,
             arena: 0,
             total: 0,
         }
@@ -128,11 +142,14 @@ impl Retention {
         self.total = self.total.max(self.alive + self.arena);
     }
 
-    /// Says what it took to do what [`Retention::allocate`] said: pages that went back, and may fault again, and time.
-    pub(super) fn regret(&mut self, returned: u64, nanoseconds: u64) {
-        if self.alive < self.peak {
-            self.regrets += returned + (nanoseconds / FAULT_NANOSECONDS).min(REGRET_MOST);
-            if self.regrets > self.peak / PATIENCE {
+    /// Says what it took to do what [`Retention::allocate`] said: pages that went back, and may fault again, and nanoseconds, up to `now`.
+    pub(super) fn regret(&mut self, returned: u64, nanoseconds: u64, now: u64) {
+        if self.alive < self.peak && !self.awaits_plan {
+            let since = now.saturating_sub(mem::replace(&mut self.regretted, now)).min(TIME_SAVED);
+            let spared = |nanoseconds: u64| (nanoseconds / FAULT_NANOSECONDS / TIME_SHARE) as i64;
+            self.regrets = (self.regrets - spared(since)).max(-spared(TIME_SAVED));
+            self.regrets += (returned + (nanoseconds / FAULT_NANOSECONDS).min(REGRET_MOST)) as i64;
+            if self.regrets > (self.peak / PATIENCE) as i64 {
                 self.regrets = 0;
                 self.slack = (self.slack + 1 + self.slack / 4).min(SLACK_MOST);
             }
@@ -154,7 +171,7 @@ impl Retention {
     /// Called about once a second, where anybody can: forgets what was alive longer ago. Returns the pages that are to go back for it.
     pub(super) fn second(&mut self) -> u64 {
         self.seconds.rotate_right(1);
-        self.seconds[0] = core::mem::replace(&mut self.newest, self.alive);
+        self.seconds[0] = mem::replace(&mut self.newest, self.alive);
         self.peak = self.seconds.iter().fold(self.alive, |most, &alive| most.max(alive));
         self.resident.saturating_sub(self.allowed())
     }
@@ -183,20 +200,26 @@ mod tests {
     fn regrets_raise_the_slack_up_to_its_bound() {
         let mut retention = Retention::new();
         retention.allocate(100_000, 100_000);
-        for _ in 0..1000 {
-            freed(&mut retention, 50_000);
-            retention.resident -= retention.allocate(40_000, 20_000);
-            retention.regret(0, 100_000);
-            freed(&mut retention, 40_000);
-            retention.allocate(50_000, 0);
-        }
+        let mut turns = |retention: &mut Retention, pause: u64| {
+            for turn in 1..1000 {
+                freed(retention, 50_000);
+                retention.resident -= retention.allocate(40_000, 20_000);
+                retention.regret(0, 100_000, turn * pause);
+                freed(retention, 40_000);
+                retention.allocate(50_000, 0);
+            }
+        };
+        turns(&mut retention, 100_000 * TIME_SHARE);
+        assert_eq!(retention.slack, SLACK_FIRST, "rare ones are none");
+        retention.regretted = 0;
+        turns(&mut retention, 1_000_000);
         assert_eq!(retention.slack, SLACK_MOST);
         assert_eq!(retention.allowed(), 113_000);
         // What is needed anyway is no regret.
         let mut growing = Retention::new();
         for _ in 0..100 {
             growing.allocate(1_000, 1_000);
-            growing.regret(0, 100_000);
+            growing.regret(0, 100_000, 0);
         }
         assert_eq!(growing.slack, SLACK_FIRST);
     }
