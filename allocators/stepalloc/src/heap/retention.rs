@@ -200,7 +200,7 @@ mod tests {
     fn regrets_raise_the_slack_up_to_its_bound() {
         let mut retention = Retention::new();
         retention.allocate(100_000, 100_000);
-        let mut turns = |retention: &mut Retention, pause: u64| {
+        let turns = |retention: &mut Retention, pause: u64| {
             for turn in 1..1000 {
                 freed(retention, 50_000);
                 retention.resident -= retention.allocate(40_000, 20_000);
