@@ -1,4 +1,4 @@
-//! The symbols and thread-locals of libstepalloc.so, and the one symbol of libstepalloc_marks.so.
+//! The symbols, thread-locals and mapped code of libstepalloc.so, and the one symbol of libstepalloc_marks.so.
 //!
 //! A cargo feature of mimalloc or jemalloc that any crate of the graph switches on can make the library export more than
 //! it means to; private symbols of glibc can vanish; and thread-locals beyond the room that the dynamic linker keeps make
@@ -76,4 +76,24 @@ fn backends_that_were_not_chosen_do_not_start() {
         assert_eq!(ended.out().split_whitespace().count().to_string(), threads, "{backend}");
         assert_eq!(ended.err().contains("mimalloc: "), backend == "mimalloc", "{backend}: {}", ended.err());
     }
+}
+
+/// KiB of the library's code that a process with a large block maps, at most: some 270, and what the kernel maps around it where the library
+/// does not begin with a multiple of 64 KiB. Of functions in no order it would be 500 and more.
+const MOST_CODE_KIB: u64 = 400;
+
+#[test]
+fn what_every_process_runs_lies_together() {
+    // It reads by a buffer of 128 KiB.
+    let mut cat = process::preloaded("cat", "glibc");
+    let ended = process::finish(cat.arg("/proc/self/smaps")).with_status(0);
+    let mut lines = ended.out().lines();
+    assert!(
+        lines.any(|line| line.contains(" r-xp ") && line.ends_with("/libstepalloc.so")),
+        "{}",
+        ended.out()
+    );
+    let resident = lines.find_map(|line| line.strip_prefix("Rss:")).expect("resident memory");
+    let kib: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
+    assert!((1..=MOST_CODE_KIB).contains(&kib), "{kib} KiB");
 }
