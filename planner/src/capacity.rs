@@ -59,13 +59,14 @@ struct Kind {
 }
 
 impl<'a> Attempt<'a> {
-    pub fn new(sections: &'a Sections, capacity: u64, seed: u64) -> Attempt<'a> {
+    /// Which searches are hopeless is remembered in at most `memory` bytes.
+    pub fn new(sections: &'a Sections, capacity: u64, seed: u64, memory: usize) -> Attempt<'a> {
         let items = sections.items.len();
         let kind = |(number, &(lowest, first)): (usize, &(bool, First))| Kind {
             lowest,
             first,
             dice: Dice::new(seed.wrapping_mul(KINDS.len() as u64).wrapping_add(number as u64)),
-            failures: Failures::new(items),
+            failures: Failures::new(items, memory / KINDS.len()),
             outcome: Outcome::Unknown,
             offsets: Vec::new(),
             looks: 0,
@@ -162,6 +163,7 @@ fn luby(turn: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::planner::SEARCH_MEMORY;
     use crate::problem::{Block, Problem};
     use crate::timeline::Timeline;
 
@@ -176,7 +178,7 @@ mod tests {
     fn a_search_among_blocks_that_nearly_all_meet_keeps_to_its_looks() {
         let sections = stairs(400);
         let most: u64 = 200_000;
-        let (outcome, looks) = Attempt::new(&sections, 130_000, 0).turn(1, most, &|| false);
+        let (outcome, looks) = Attempt::new(&sections, 130_000, 0, SEARCH_MEMORY).turn(1, most, &|| false);
         assert_eq!(outcome, Outcome::Unknown);
         assert!(looks <= KINDS.len() as u64 * STEPS * (most + most / 10), "{looks}");
     }
@@ -184,7 +186,7 @@ mod tests {
     #[test]
     fn a_search_among_blocks_that_nearly_all_meet_stops_soon_when_told_to() {
         let sections = stairs(400);
-        let (outcome, looks) = Attempt::new(&sections, 130_000, 0).turn(1, u64::MAX, &|| true);
+        let (outcome, looks) = Attempt::new(&sections, 130_000, 0, SEARCH_MEMORY).turn(1, u64::MAX, &|| true);
         assert_eq!(outcome, Outcome::Unknown);
         assert!(looks < 2_000_000, "{looks}");
     }

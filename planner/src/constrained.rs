@@ -15,7 +15,7 @@ use crate::limits::{Limits, Progress};
 use crate::mosaic::Mosaic;
 use crate::order::Order;
 use crate::plan::{Plan, Proof};
-use crate::planner::{self, Effort};
+use crate::planner::{self, Effort, SEARCH_MEMORY};
 use crate::problem::Problem;
 use crate::search::Outcome;
 use crate::sections::Sections;
@@ -199,7 +199,7 @@ impl Variant {
         }
         let Some(sections) = Sections::new(&self.groups.timeline) else { return };
         let capacity = best.capacity.map_or(best.bound, |capacity| capacity.max(best.bound));
-        let mut attempt = Attempt::new(&sections, capacity, seed);
+        let mut attempt = Attempt::new(&sections, capacity, seed, SEARCH_MEMORY);
         let mut spent = 0u64;
         while spent < looks && !best.done() {
             let (outcome, took) = attempt.turn(1, looks, &|| best.over());

@@ -115,12 +115,23 @@ pub struct Planner {
     time_limit: Option<Duration>,
     threads: usize,
     seed: u64,
+    search_memory: usize,
     watch: Option<Watch>,
 }
 
+/// Bytes in which the searches within one capacity remember what is hopeless, unless told otherwise.
+pub(crate) const SEARCH_MEMORY: usize = 16 << 20;
+
 impl Default for Planner {
     fn default() -> Planner {
-        Planner { effort: Effort::Normal, time_limit: None, threads: 1, seed: 0, watch: None }
+        Planner {
+            effort: Effort::Normal,
+            time_limit: None,
+            threads: 1,
+            seed: 0,
+            search_memory: SEARCH_MEMORY,
+            watch: None,
+        }
     }
 }
 
@@ -161,6 +172,14 @@ impl Planner {
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Planner {
         self.seed = seed;
+        self
+    }
+
+    /// Bytes in which the searches within one capacity remember what they found to be hopeless; 16 MiB by default, and there are up to four
+    /// capacities. With less they do some of it again.
+    #[must_use]
+    pub fn search_memory(mut self, bytes: usize) -> Planner {
+        self.search_memory = bytes;
         self
     }
 
@@ -241,6 +260,7 @@ struct Run {
     effort: Effort,
     threads: usize,
     seed: u64,
+    search_memory: usize,
     limits: Limits,
     timeline: Timeline,
     /// The bound of the load, and what is proven.
@@ -264,6 +284,7 @@ impl Run {
             effort: planner.effort,
             threads: planner.threads,
             seed: planner.seed,
+            search_memory: planner.search_memory,
             limits: planner.limits(),
             offsets: vec![0; timeline.items.len()],
             load_bound: bound,
@@ -414,7 +435,8 @@ impl Run {
                 (None, _) => (3, self.height - self.grain),
             };
             let attempt = attempts.at[at].take().filter(|attempt| attempt.capacity() == capacity);
-            let mut attempt = attempt.unwrap_or_else(|| Attempt::new(sections, capacity, self.seed));
+            let mut attempt =
+                attempt.unwrap_or_else(|| Attempt::new(sections, capacity, self.seed, self.search_memory));
             attempts.looks = attempts.looks.saturating_add(self.turn(&mut attempt, all));
             attempts.at[at] = Some(attempt);
         }

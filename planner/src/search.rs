@@ -67,10 +67,11 @@ pub(crate) struct Strategy {
 pub(crate) struct Failures(Vec<u128>);
 
 impl Failures {
-    /// For a problem of so many items.
-    pub fn new(items: usize) -> Failures {
-        // A search forgets little where there is room for a thousand states an item; 4 MiB at most.
-        Failures(vec![0; (items * 1024).next_power_of_two().min(1 << 18)])
+    /// For a problem of `items` items, in at most `bytes` bytes.
+    pub fn new(items: usize, bytes: usize) -> Failures {
+        // A search forgets little where there is room for a thousand states an item.
+        let most = (bytes / size_of::<u128>()).max(1);
+        Failures(vec![0; (items * 1024).next_power_of_two().min(1 << most.ilog2())])
     }
 
     fn seat(&self, key: u128) -> usize {
