@@ -254,6 +254,23 @@ impl Resident {
     }
 }
 
+/// The processes that a process has started, those they have started, and so on, as far as they are there now.
+pub fn descendants(pid: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut next = Some(pid);
+    let mut looked_at = 0;
+    while let Some(pid) = next {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        for thread in threads {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            found.extend(children.split_ascii_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+        }
+        next = found.get(looked_at).copied();
+        looked_at += 1;
+    }
+    found
+}
+
 /// Has VmHWM begin anew at what VmRSS is now. Where the system does not let us, it stays.
 pub fn forget_peak() {
     let _ = fs::write("/proc/self/clear_refs", "5");

@@ -153,7 +153,8 @@ pub fn run(command: &mut Command, places: &Places, signals: &Forward, streams: S
         while stopped.recv_timeout(GLANCE) == Err(RecvTimeoutError::Timeout) {
             let Some(resident) = Resident::of(pid) else { continue };
             seen.push(resident.bytes);
-            peak = Some(resident.most_bytes);
+            let tree = os::descendants(pid).into_iter().filter_map(Resident::of).chain([resident]);
+            peak = tree.map(|resident| resident.most_bytes).max().max(peak);
             mapped = mapped || library.as_ref().is_some_and(is_mapped);
         }
         let preloaded = library.filter(|_| mapped || seen.len() >= ENOUGH).map(|_| mapped);
