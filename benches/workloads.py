@@ -7,6 +7,10 @@ The workloads are those of benches/workloads.rs (tensors, shapes, threads, larso
 replayed. All mark their steps, and are planned from the fourth on (START_STATISTIC_STEP=4, STABLE_STATISTIC_STEP=3), where they repeat. Each page of a block is written once, so what is measured is the allocator and the
 page faults it makes. Time is that of a step, in the mean of the newer half, in which plans serve. The rivals are those of `stepalloc compare`, Debian's
 tcmalloc (libtcmalloc-minimal4), and Debian's jemalloc (libjemalloc2) told to return nothing.
+
+What must hold is checked at the end, on standard error; where it does not, and that is no chance, the exit status is 1: time of a step
+at most 1.10 times the shortest rival's, VmHWM at most 1.03 times the lowest rival's; of larson, most of whose blocks are small and the
+backend's, at most 1.02 times those of the backend alone.
 """
 import argparse, csv, json, os, pathlib, subprocess, sys, tempfile
 
@@ -22,6 +26,9 @@ STEPS_OF_TRACES = 40
 LONGER = {"torch_recommender_train": 240, "torch_varlen_train": 120}
 # Marked steps are collected from the hundredth on by default.
 SOON = {"START_STATISTIC_STEP": "4", "STABLE_STATISTIC_STEP": "3"}
+# Limits of what is checked, as ratios.
+MOST = {"step_milliseconds": 1.10, "vm_hwm_mib": 1.03}
+MOST_OF_BACKEND = 1.02
 FIGURES = ("step_milliseconds", "cpu_seconds", "system_seconds", "minor_faults", "vm_rss_mib", "vm_hwm_mib")
 
 
@@ -42,6 +49,7 @@ def main():
     out = csv.writer(sys.stdout, lineterminator="\n")
     columns = [f"{figure}{part}" for figure in FIGURES for part in ("", "_spread", "_ratio", "_verdict")]
     out.writerow(["workload", "allocator", "runs", *columns, "slots_percent", "arena_percent", "arena_mib"])
+    above = []
     for name in names:
         program = [TARGET / "workloads", name, str(WORKLOADS[name])] if name in WORKLOADS else [
             TARGET / "workloads", "replay", str(LONGER.get(name.removeprefix("replay "), STEPS_OF_TRACES)), traces[name]]
@@ -67,6 +75,28 @@ def main():
             row += [share(planned - gaps), share(planned), f"{ours['arena_bytes'] / 2**20:.1f}" if ours.get("arena_bytes") else ""]
             out.writerow(row)
         sys.stdout.flush()
+        above += beyond(name, told)
+    for line in above:
+        print(line, file=sys.stderr)
+    sys.exit(1 if above else 0)
+
+
+def beyond(name, told):
+    """What is beyond its limit, in words."""
+    figures = {result["allocator"]: result["figures"] for result in told["results"]}
+    ours = [allocator for allocator in figures if allocator.startswith("stepalloc/")]
+    above = []
+    for allocator in ours:
+        rivals = [allocator.removeprefix("stepalloc/")] if name == "larson" else [rival for rival in figures if rival not in ours]
+        for figure, most in MOST.items():
+            best = min((figures[rival][figure] for rival in rivals), key=lambda cell: cell["median"])
+            mine, most = figures[allocator][figure], MOST_OF_BACKEND if name == "larson" else most
+            times = mine["median"] / best["median"]
+            # Both medians may lie off by what their runs scatter.
+            chance = 2 * (mine["spread"] ** 2 + best["spread"] ** 2) ** 0.5 / best["median"] / told["runs"] ** 0.5
+            if times > most + chance:
+                above.append(f"{name}, {allocator}: {figure} is {times:.3f} times that of the best (at most {most})")
+    return above
 
 
 if __name__ == "__main__":
