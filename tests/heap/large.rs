@@ -352,6 +352,23 @@ fn random_replacement_takes_little_more_than_is_alive() {
 }
 
 #[test]
+fn what_the_backend_keeps_free_goes_back_where_the_heap_grows() {
+    scenario(test_name!(what_the_backend_keeps_free_goes_back_where_the_heap_grows), &[], || {
+        let mut small: Vec<_> = (0..100 * KIB).map(|at| Some(vec![at as u8; 1000])).collect();
+        // One in 256 stays, and the last, so that the backend does not give the others back by itself.
+        for kept in small.iter_mut().rev().enumerate().filter(|(at, _)| at % 256 != 0) {
+            *kept.1 = None;
+        }
+        let before = kibibytes("VmHWM");
+        let large: Vec<_> = (0..24).map(|_| Block::new(4 * MIB, 16, false).expect("memory")).collect();
+        let risen = (kibibytes("VmHWM") - before) / KIB as u64;
+        assert!(risen < 48, "{risen} MiB for 96 MiB of large blocks after 100 MiB of small ones");
+        large.into_iter().for_each(free);
+        black_box(small);
+    });
+}
+
+#[test]
 fn the_arena_gives_way_to_larger_blocks_when_its_steps_are_over() {
     let settings = [("START_STATISTIC_STEP", "2"), ("STABLE_STATISTIC_STEP", "2")];
     scenario(test_name!(the_arena_gives_way_to_larger_blocks_when_its_steps_are_over), &settings, || {

@@ -10,6 +10,9 @@ pub(crate) const GOOD_SHARE: u64 = 200;
 pub(crate) const GOOD_RESIDENT_SHARE: u64 = 1000;
 /// And any such plan by less than the memory that looking for a better one takes.
 pub(crate) const GOOD_BYTES: u64 = 1 << 20;
+/// From this load on, in bytes, a plan nearer its bound is looked for first, which takes little memory and at most 25 ms: of smaller arenas a
+/// tenth is less than a MiB.
+pub(crate) const NEAR_LEAST: u64 = 8 << 20;
 
 /// Boundaries after a plan at which free pages of its arena are still taken: blocks that live on for some steps
 /// (the gradients of one length until the next of that length) are freed by then.
@@ -49,6 +52,9 @@ pub(crate) const LEAST_PERIOD: usize = 24;
 pub(crate) const LEAST_STEP: u64 = 32;
 /// Layers of a step, at most, where layers are to be told from steps.
 pub(crate) const LAYERS: usize = 64;
+/// Periods for which the heap spares pages because a plan is about to come: most come after two or three. A program whose steps are followed for
+/// longer, and maybe in vain, is not to have pages moved all the while.
+pub(crate) const AWAITED_PERIODS: u64 = 4;
 /// Events between two looks at a thread that plans beside the program.
 pub(crate) const SOON: u64 = 64;
 

@@ -20,8 +20,8 @@ use crate::record::tracer::{TRACER, Traced};
 use crate::reentrant;
 use crate::settings;
 use crate::switches::{
-    self, ATTACHED, FILLING, FLAGS, MISS_LIMIT, MISSES_IN_STEP, PLANNED, RECORDING, SAMPLED, SAMPLING,
-    SERVING, STATE, TRACING,
+    self, ATTACHED, FILLING, FLAGS, IN_LANES, MISS_LIMIT, MISSES_IN_STEP, PLANNED, RECORDING, SAMPLED,
+    SAMPLING, SERVING, STATE, TRACING,
 };
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -223,6 +223,9 @@ fn allocate_extent(size: usize, align: usize, zeroed: bool) -> Option<*mut u8> {
     if HEAP.wants_watch() {
         engine::watch_heap();
     }
+    if HEAP.wants_trim() {
+        engine::trim_backend();
+    }
     Some(block)
 }
 
@@ -264,7 +267,7 @@ unsafe fn allocate_sampled<B: Backend>(size: usize, align: usize, zeroed: bool) 
 #[inline(never)]
 unsafe fn allocate_watched<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     let mode = mode::<B>();
-    let served = if mode & SERVING != 0 { serve(size, align) } else { None };
+    let served = if mode & SERVING != 0 { serve(mode, size, align) } else { None };
     if mode & FILLING != 0
         && let Some((start, bytes)) = served.and_then(|block| STATE.arena.span(block as usize))
     {
@@ -337,7 +340,7 @@ pub unsafe fn reallocate<B: Backend>(
     let (in_arena, in_heap) = (STATE.arena.contains(address), HEAP.contains(address));
     let serves = mode & SERVING != 0 && new_size >= threshold;
     // No gap: who grows a block again and again would have it copied each time, which an extent mostly spares him.
-    let served = if serves { serve_from_slot(new_size, align) } else { None };
+    let served = if serves { serve_from_slot(mode, new_size, align) } else { None };
     let is_backends = !in_arena && !in_heap;
     let served = served.or_else(|| if is_backends { allocate_extent(new_size, align, false) } else { None });
     if served.is_none() && !in_arena {
@@ -402,18 +405,21 @@ unsafe fn free_moved<B: Backend>(mode: u32, block: *mut u8, size: usize, align: 
     }
 }
 
+/// The class of a request by which the plan in force knows it, if it may.
+fn servable_class(mode: u32, size: usize, align: usize) -> Option<Class> {
+    let class = Class::of(size, align).filter(|_| align <= os::BASE_ALIGN)?;
+    Some(if mode & IN_LANES != 0 { class.in_lane(switches::lane()) } else { class })
+}
+
 /// A slot or a gap of the arena for a request, if there is one.
-fn serve(size: usize, align: usize) -> Option<*mut u8> {
-    if align > os::BASE_ALIGN {
-        return None;
-    }
-    let class = Class::of(size, align)?;
+fn serve(mode: u32, size: usize, align: usize) -> Option<*mut u8> {
+    let class = servable_class(mode, size, align)?;
     found_or_gap(STATE.matcher.claim(&STATE.arena, class), class)
 }
 
 /// A slot of the arena for a block that moves, if there is one.
-fn serve_from_slot(size: usize, align: usize) -> Option<*mut u8> {
-    let class = Class::of(size, align).filter(|_| align <= os::BASE_ALIGN)?;
+fn serve_from_slot(mode: u32, size: usize, align: usize) -> Option<*mut u8> {
+    let class = servable_class(mode, size, align)?;
     let found = in_detected_step(STATE.matcher.claim(&STATE.arena, class), class);
     if let Match::Slot(block) = found {
         return Some(block);
@@ -500,7 +506,7 @@ fn trace(traced: Traced) {
 fn record_free(mode: u32, block: *mut u8, size: usize) {
     let address = block as usize;
     if mode & RECORDING != 0 {
-        RECORDER.log(Event::Free { address, bytes: size });
+        RECORDER.log(Event::Free { address, bytes: size }, switches::lane());
     }
     if mode & TRACING != 0 {
         trace(Traced::Free { address });
@@ -519,12 +525,13 @@ fn record(mode: u32, block: *mut u8, size: usize, align: usize, from: Option<(*m
     let address = block as usize;
     let mut wakes = false;
     if mode & RECORDING != 0 {
-        RECORDER.log(match from {
+        let event = match from {
             Some((from, old_size)) if old_size >= threshold() => {
                 Event::Move { address, class, from: from as usize }
             }
             _ => Event::Allocate { address, class },
-        });
+        };
+        RECORDER.log(event, switches::lane());
         wakes = RECORDER.wakes();
     }
     if mode & SAMPLING != 0 {

@@ -54,9 +54,11 @@ pub(crate) const SAMPLING: u32 = 8;
 pub(crate) const TRACING: u32 = 16;
 /// A plan has come into force: its slots take over the large heap's free pages as they are claimed for the first time.
 pub(crate) const FILLING: u32 = 32;
-pub(crate) const FLAGS: u32 = 63;
+/// The plan in force has classes for each thread.
+pub(crate) const IN_LANES: u32 = 64;
+pub(crate) const FLAGS: u32 = 127;
 /// One thread that works for the allocator itself; the mode counts them above its flags.
-pub(crate) const WORKER: u32 = 64;
+pub(crate) const WORKER: u32 = 128;
 /// The mode of a planned process: a plan serves, nothing is recorded, no thread works for the allocator
 /// itself.
 pub(crate) const PLANNED: u32 = SERVING | ATTACHED;
@@ -192,6 +194,15 @@ pub(crate) fn set_filling(filling: bool) {
     }
 }
 
+/// Says whether the plan that comes into force has classes for each thread.
+pub(crate) fn set_in_lanes(in_lanes: bool) {
+    if in_lanes {
+        STATE.mode.fetch_or(IN_LANES, Release);
+    } else {
+        STATE.mode.fetch_and(!IN_LANES, Release);
+    }
+}
+
 /// Whether a trace is made.
 pub(crate) fn is_tracing() -> bool {
     STATE.mode.load(Relaxed) & TRACING != 0
@@ -216,4 +227,10 @@ pub(crate) fn is_serving() -> bool {
 pub(crate) fn this_thread() -> u16 {
     // The high bits of a product (Knuth, TAOCP 3, 6.4).
     ((os::thread_pointer() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48) as u16
+}
+
+/// The same in 15 bits, and never 0: what the recorder notes of a thread, and what names the classes of its own.
+#[inline(always)]
+pub(crate) fn lane() -> u16 {
+    (this_thread() >> 1).max(1)
 }

@@ -76,13 +76,16 @@ pub(crate) struct Attached {
     pub(crate) name: fn() -> &'static str,
     pub(crate) trim: fn(),
     pub(crate) retain: fn(Retention),
+    pub(crate) end_learning: fn(),
 }
 
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
 
 /// Names the backend in use to the engine.
 pub(crate) fn attach<B: Backend>() {
-    let attached: &'static Attached = const { &Attached { name: B::name, trim: B::trim, retain: B::retain } };
+    let attached: &'static Attached = const {
+        &Attached { name: B::name, trim: B::trim, retain: B::retain, end_learning: B::end_learning }
+    };
     ATTACHED.store(ptr::from_ref(attached).cast_mut(), Release);
 }
 
@@ -112,6 +115,10 @@ pub unsafe trait Backend: 'static {
 
     /// Says what is to become of memory that is not in use.
     fn retain(_retention: Retention) {}
+
+    /// Nothing is learned for some time. Where the allocator is a library of its own, it gives back what that took: memory of its own, and pages
+    /// of its code and constants, which come again from the page cache when they are touched. Learning runs much more code than serving does.
+    fn end_learning() {}
 
     /// A block of `size` bytes, or null.
     ///

@@ -134,6 +134,11 @@ impl DetectedSteps {
         }
     }
 
+    /// Allocations of a period.
+    pub(crate) fn allocations(&self) -> u64 {
+        self.period.allocations as u64
+    }
+
     /// Allocations wanted at first.
     pub(crate) fn needed(&self) -> u64 {
         self.needed as u64
@@ -143,7 +148,7 @@ impl DetectedSteps {
     pub(crate) fn follow(&mut self, recorder: &Recorder, end: u64, settings: &Settings) -> Followed {
         let looking = self.at.is_none();
         let before = self.log.sizes.len();
-        if !recorder.read(end, |event| self.log.take(event, &mut self.translator, looking)) {
+        if !recorder.read(end, |event, _| self.log.take(event, &mut self.translator, looking)) {
             return Followed::Lost;
         }
         if !self.period.repeats() {
@@ -247,7 +252,7 @@ impl DetectedSteps {
 
 impl Log {
     fn take(&mut self, event: Event, translator: &mut Translator, looking: bool) {
-        let freed = translator.take(event, &mut self.events);
+        let freed = translator.take(event, 0, &mut self.events);
         if looking && freed > 0 {
             self.changes.push(Change::Free(freed));
         }

@@ -189,6 +189,9 @@ impl Machine {
                 self.work(Work::Plan { profiles, start: Some(start) }, true, since);
             }
             Outcome::Follow(detected, allocations) => {
+                if now.sizes.head() - since > AWAITED_PERIODS * detected.allocations() {
+                    self.act(Action::AwaitPlan(false));
+                }
                 self.mode = Mode::Following { detected, since };
                 self.act(Action::WakeAfterEvents(Some(allocations)));
             }

@@ -49,6 +49,27 @@ pub fn release() -> usize {
     })
 }
 
+/// At the process's end: free pages would only add to its peak what runs now for the first time, destructors and the tables of symbols that the
+/// dynamic linker reads for them (three MiB in a program of two hundred libraries). The system would take them in a moment anyway.
+pub(super) extern "C" fn release_at_exit() {
+    // A handler of a signal may have interrupted whoever holds the lock to come here; or malloc, so that the backend is not asked.
+    if HEAP.is_at_hand() {
+        os::keeping_errno(|| {
+            reentrant::guard(|| {
+                HEAP.give_back(u64::MAX);
+                give_back();
+            })
+        });
+    }
+}
+
+/// Has the backend give back what it keeps free, where the large heap has grown to another peak: it would show in the process's. Called
+/// within an allocation, before its block is touched.
+#[cold]
+pub(crate) fn trim_backend() {
+    os::keeping_errno(|| reentrant::guard(trim));
+}
+
 /// Gives the arena's free pages back to the system; they come again when they are touched. Returns their bytes.
 fn give_back() -> usize {
     STATE.arena.each_free(|start, bytes| HEAP.discard_in_arena(start, bytes))

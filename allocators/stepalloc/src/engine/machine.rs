@@ -531,7 +531,8 @@ impl Machine {
     }
 
     pub(super) fn install(&mut self, proposal: Box<Proposal>, since: u64) {
-        let plans = self.writes_cache().then(|| Box::new(proposal.to_cache(self.settings.min_bytes)));
+        let plans = if self.writes_cache() { proposal.to_cache(self.settings.min_bytes) } else { None };
+        let plans = plans.map(Box::new);
         self.act(Action::Install { proposal, origin: Origin::Learned { since, plans } });
     }
 

@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 pub use idle::release;
-pub(crate) use idle::{relieve, relieve_of_zeros, watch_heap};
+pub(crate) use idle::{relieve, relieve_of_zeros, trim_backend, watch_heap};
 use machine::{Action, Event, Machine, Origin, Snapshot};
 use work::{Means, Outcome, Place, Work};
 
@@ -180,6 +180,7 @@ pub(crate) fn open_heap() {
         // No block comes from it before its address is watched.
         switches::refresh(switches::threshold());
         HEAP.begin_serving(settings::least_bytes());
+        process::handle_exit();
     });
 }
 
@@ -373,6 +374,10 @@ impl Engine {
         let granted = STATE.arena.commit(proposal.bytes() as usize, settings.huge_pages == HugePages::Always);
         proposal.limit(granted);
         HEAP.reach_in_arena(STATE.arena.committed());
+        if proposal.in_lanes() && HEAP.is_open() {
+            // The sum of the threads' peaks may be more than the peak of their sum was so far.
+            HEAP.expect(proposal.bytes() as usize);
+        }
         if settings.populate {
             STATE.arena.populate(proposal.bytes() as usize);
             HEAP.arena_is_filled(proposal.bytes() as usize);
@@ -381,6 +386,10 @@ impl Engine {
         if !unsafe { STATE.matcher.install(&STATE.arena, &proposal.tables(), &proposal.cut) } {
             return Event::NotInstalled;
         }
+        // Requests in between find no slot of theirs, and are served by gaps or the heap.
+        switches::set_in_lanes(proposal.in_lanes());
+        // What learning ran serves no longer.
+        end_learning();
         MISSES.forget_reasons();
         let beyond_limit = blocks - proposal.blocks;
         Event::Installed { proposal, origin, beyond_limit }
@@ -552,6 +561,12 @@ impl Engine {
             vm_rss_bytes,
             vm_hwm_bytes,
         }
+    }
+}
+
+fn end_learning() {
+    if let Some(backend) = backend::attached() {
+        (backend.end_learning)();
     }
 }
 

@@ -1,6 +1,6 @@
 //! What happens to the process: forks, a signal that asks for figures, its end.
 
-use super::ENGINE;
+use super::{ENGINE, idle};
 use crate::lock;
 use crate::os::{self, Text};
 use crate::profile::plan_file;
@@ -12,7 +12,7 @@ use crate::statistics::JSON_BYTES;
 use crate::switches;
 use core::ffi::CStr;
 use core::fmt::Write;
-use core::sync::atomic::{AtomicU8, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 use std::sync::Arc;
 use stepalloc_planner::period;
 
@@ -39,10 +39,19 @@ pub(super) fn forked() -> Option<bool> {
     }
 }
 
+/// Has free pages given back at the process's end, after what the settings ask for there, if that was not said before.
+pub(super) fn handle_exit() {
+    static HANDLED: AtomicBool = AtomicBool::new(false);
+    if !HANDLED.swap(true, Relaxed) {
+        os::at_exit(idle::release_at_exit);
+    }
+}
+
 /// Installs what the settings ask for.
 pub(super) fn install_handlers() {
     lock::distinguish_children();
     handle_forks();
+    handle_exit();
     if os::environment(c"STEPALLOC_JSON").is_some_and(|path| !path.is_empty()) {
         os::at_exit(write_json_file);
     }

@@ -21,6 +21,8 @@ struct Simulation {
     recorder: Recorder,
     matcher: Matcher,
     arena: Arena,
+    /// The thread that runs.
+    thread: u16,
     serving: bool,
     watch: Watch,
     miss_limit: u32,
@@ -48,6 +50,7 @@ impl Simulation {
             recorder: Recorder::closed(),
             matcher: Matcher::empty(),
             arena: Arena::closed(),
+            thread: 0,
             serving: false,
             watch: Watch::Sizes,
             miss_limit: u32::MAX,
@@ -158,11 +161,12 @@ impl Simulation {
         }
         let class = Class::of(bytes as usize, align as usize).expect("a size that can be");
         if self.serving {
-            self.claim(id, class);
+            let in_lanes = self.machine.plan.as_ref().is_some_and(|plan| plan.profiles[0].only().is_none());
+            self.claim(id, class.in_lane(if in_lanes { self.thread } else { 0 }));
         }
         let mut wakes = false;
         if matches!(self.watch, Watch::Events | Watch::All) {
-            self.recorder.log(recorder::Event::Allocate { address: id, class });
+            self.recorder.log(recorder::Event::Allocate { address: id, class }, self.thread);
             wakes = self.recorder.wakes();
         }
         if matches!(self.watch, Watch::Sizes | Watch::All) {
@@ -208,7 +212,7 @@ impl Simulation {
 
     fn free(&mut self, id: usize, bytes: usize) {
         if matches!(self.watch, Watch::Events | Watch::All) && bytes >= Settings::DEFAULT.min_bytes {
-            self.recorder.log(recorder::Event::Free { address: id, bytes });
+            self.recorder.log(recorder::Event::Free { address: id, bytes }, self.thread);
         }
         if let Some(block) = self.slots.remove(&id) {
             self.arena.release(block);
@@ -349,6 +353,39 @@ fn marked_steps_are_recorded_from_start_until_stable_and_then_served() {
     assert_eq!(phases, expected);
     assert_eq!(simulation.figures.fallback.bytes, 0);
     assert_eq!(simulation.figures.planned.allocations, 20);
+}
+
+#[test]
+fn threads_that_take_turns_as_they_like_are_planned_each_by_itself() {
+    let mut simulation = Simulation::new(marked(4, 3));
+    // Which of four threads allocates or frees its next block is another one each time.
+    let (mut dice, mut planned) = (7u64, None);
+    for step in 0..40 {
+        simulation.mark(false);
+        let mut next = [0usize; 4];
+        while next.iter().any(|&next| next < 24) {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let thread = (dice >> 33) as usize % 4;
+            let at = next[thread];
+            let size = |at: usize| sizes(12, 5 + thread as u64)[at];
+            simulation.thread = 1 + thread as u16;
+            match at {
+                0..4 => simulation.allocate(100 * (1 + thread) + at, size(at), 1),
+                4..20 if at % 2 == 0 => {
+                    let freed = at / 2 - 2;
+                    simulation.free(100 * (1 + thread) + freed, size(freed) as usize);
+                }
+                4..20 => simulation.allocate(100 * (1 + thread) + at / 2 + 2, size(at / 2 + 2), 1),
+                20..24 => simulation.free(100 * (1 + thread) + at - 12, size(at - 12) as usize),
+                _ => continue,
+            }
+            next[thread] += 1;
+        }
+        planned = planned.or(simulation.is_planned().then_some(step));
+    }
+    assert!(planned.is_some_and(|step| step <= 12), "planned at {planned:?}");
+    assert_eq!((simulation.machine.plans, simulation.figures.fallback.bytes), (1, 0));
+    assert_eq!(simulation.machine.plan.as_ref().map(|plan| plan.profiles[0].lanes.len()), Some(4));
 }
 
 #[test]

@@ -1,14 +1,13 @@
 //! Work that takes longer than a boundary may: merging recorded steps, cutting them, planning.
 
 use crate::detect::{DetectedSteps, Followed};
-use crate::policy::{BLOCKS_HERE, GOOD_BYTES, GOOD_RESIDENT_SHARE, GOOD_SHARE};
+use crate::policy::{BLOCKS_HERE, GOOD_BYTES, GOOD_RESIDENT_SHARE, GOOD_SHARE, NEAR_LEAST};
 use crate::profile::collector::Collector;
-use crate::profile::proposal::Proposal;
+use crate::profile::proposal::{Aim, Proposal};
 use crate::profile::step_profile::{Start, StepProfile, with_others};
 use crate::record::recorder::Recorder;
 use crate::settings::Settings;
 use std::sync::Arc;
-use stepalloc_planner::Effort;
 
 /// What is to be done.
 pub(crate) enum Work {
@@ -71,9 +70,7 @@ impl Work {
                 let profiles = collector.profiles(false);
                 match means.place {
                     _ if collector.is_unalike(&profiles) => Outcome::Unalike,
-                    Place::Beside => {
-                        Outcome::Plan(plan(with_others(profiles, &others), Effort::Normal, means))
-                    }
+                    Place::Beside => Outcome::Plan(plan(with_others(profiles, &others), means)),
                     Place::Here | Place::HereOnly => Outcome::Enough(profiles),
                 }
             }
@@ -90,8 +87,8 @@ impl Work {
                         Some(plan) => Some(plan),
                         None => return Outcome::Hard { profiles, start },
                     },
-                    Place::HereOnly => plan(profiles, Effort::Quick, means),
-                    Place::Beside => plan(profiles, Effort::Normal, means),
+                    Place::HereOnly => Proposal::of(profiles, Aim::Quick, means.shift).map(Box::new),
+                    Place::Beside => plan(profiles, means),
                 };
                 Outcome::Plan(planned.map(|mut plan| {
                     plan.start = start;
@@ -105,23 +102,25 @@ impl Work {
 /// A plan of what is easy, made at once. Anything else may take some tenths of a second.
 fn easy_plan(profiles: &[Arc<StepProfile>], means: Means<'_>) -> Option<Box<Proposal>> {
     match profiles {
-        [only] if only.step.problem.blocks.len() <= BLOCKS_HERE => {
-            plan(profiles.to_vec(), Effort::Quick, means).filter(|plan| plan.optimal)
+        [only] if only.blocks().count() <= BLOCKS_HERE => {
+            Proposal::of(profiles.to_vec(), Aim::Quick, means.shift).filter(|plan| plan.optimal).map(Box::new)
         }
         _ => None,
     }
 }
 
-fn plan(profiles: Vec<Arc<StepProfile>>, effort: Effort, means: Means<'_>) -> Option<Box<Proposal>> {
-    let quick = Proposal::of(profiles, Effort::Quick, means.shift)?;
-    // While a better one is looked for, the heap serves.
-    let over = quick.bytes().saturating_sub(quick.lower_bound);
-    let good = quick.optimal
-        || over <= (quick.lower_bound / GOOD_SHARE).max(means.resident / GOOD_RESIDENT_SHARE).max(GOOD_BYTES);
-    let plan = if good || effort == Effort::Quick {
-        quick
-    } else {
-        Proposal::of(quick.profiles, effort, means.shift)?
+/// A plan that is good enough, or as low as it is found in time; until then the heap serves.
+fn plan(profiles: Vec<Arc<StepProfile>>, means: Means<'_>) -> Option<Box<Proposal>> {
+    let is_good = |plan: &Proposal, bearable: u64| {
+        let bearable = bearable.max(plan.lower_bound / GOOD_SHARE).max(means.resident / GOOD_RESIDENT_SHARE);
+        plan.optimal || plan.bytes().saturating_sub(plan.lower_bound) <= bearable
     };
+    let mut plan = Proposal::of(profiles, Aim::Quick, means.shift)?;
+    if plan.profiles.len() == 1 && plan.lower_bound >= NEAR_LEAST && !is_good(&plan, 0) {
+        plan = Proposal::of(plan.profiles, Aim::Near, means.shift)?;
+    }
+    if !is_good(&plan, GOOD_BYTES) {
+        plan = Proposal::of(plan.profiles, Aim::Lowest, means.shift)?;
+    }
     Some(Box::new(plan))
 }

@@ -49,6 +49,9 @@ const FREE_ATTEMPTS: u32 = 8;
 /// With more bytes than these resident, somebody is to look whether they are used at all.
 const WATCHED_BYTES: usize = 64 << 20;
 
+/// Once so many bytes are resident, and each time that an eighth more are, and so much, the backend is asked for what it keeps free.
+const TRIM_LEAST: usize = 32 << 20;
+
 /// In an entry of a block: its free is deferred.
 const DEFERRED: u64 = 1 << 31;
 /// The same of an extent that is no block, and not counted as one.
@@ -92,6 +95,8 @@ pub(crate) struct Heap {
     pressures: AtomicU32,
     /// Pages that may be resident, as of the last block.
     resident: AtomicU64,
+    /// So many of them that the backend is to give back what it keeps free.
+    trims_from: AtomicU64,
 }
 
 /// States of [`Heap::state`].
@@ -137,6 +142,7 @@ impl Heap {
             watched: AtomicBool::new(false),
             pressures: AtomicU32::new(0),
             resident: AtomicU64::new(0),
+            trims_from: AtomicU64::new((TRIM_LEAST / PAGE) as u64),
         }
     }
 
@@ -511,6 +517,11 @@ impl Heap {
         }
     }
 
+    /// A plan is to be served from `bytes` of the arena, though the process may rise above its peak by that.
+    pub(crate) fn expect(&self, bytes: usize) {
+        self.with(|table| table.retention.expect((bytes / PAGE) as u64));
+    }
+
     /// Says whether a plan is about to come. Until then pages are moved, and no more of them kept.
     pub(crate) fn await_plan(&self, awaits: bool) {
         self.with(|table| table.retention.awaits_plan = awaits);
@@ -530,6 +541,16 @@ impl Heap {
             && !self.watched.swap(true, Relaxed)
     }
 
+    /// Whether the heap has grown so far that free memory of the backend would show in the process's peak. The next call says no.
+    #[inline]
+    pub(crate) fn wants_trim(&self) -> bool {
+        let (resident, from) = (self.resident.load(Relaxed), self.trims_from.load(Relaxed));
+        resident >= from && {
+            let next = resident + (resident / 8).max((TRIM_LEAST / PAGE) as u64);
+            self.trims_from.compare_exchange(from, next, Relaxed, Relaxed).is_ok()
+        }
+    }
+
     /// Whether whoever looks has to stay: what is alive may be freed without a word.
     pub(crate) fn is_watched_on(&self) -> bool {
         self.at_once(|table| table.retention.resident)
@@ -544,6 +565,11 @@ impl Heap {
     /// A number that changes with each block and each free; 0 where the lock is held.
     pub(crate) fn activity(&self) -> u64 {
         self.at_once(|table| table.counters.blocks).unwrap_or(0)
+    }
+
+    /// Whether its lock is free now, or soon.
+    pub(crate) fn is_at_hand(&self) -> bool {
+        self.at_once(|_| ()).is_some()
     }
 
     /// What it holds now; nothing where the lock is held, perhaps by whom a signal's handler has interrupted to ask this.

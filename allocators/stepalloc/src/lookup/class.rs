@@ -5,10 +5,15 @@ use crate::arena::granules_for;
 /// Bytes to which sizes are rounded before they are compared: a cache line, the smallest granule.
 pub(super) const SIZE_STEP: usize = 1 << crate::arena::GRANULE_MIN_SHIFT;
 
-/// A class of blocks: size rounded up to 64 bytes, with log2 of an alignment above 64 in the low bits. Never 0 for
-/// a size that is planned.
+/// A class of blocks: size rounded up to 64 bytes, with log2 of an alignment above 64 in the low bits, and in the bits that no size has
+/// the number of a thread, where each thread's blocks are planned by themselves. Never 0 for a size that is planned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Class(pub(super) u64);
+
+/// The first bit of a thread's number.
+const LANE_SHIFT: u32 = 48;
+/// Bits of sizes.
+const BYTES: u64 = (1 << LANE_SHIFT) - SIZE_STEP as u64;
 
 impl Class {
     /// The class of a request; `None` for sizes no object can have.
@@ -39,7 +44,13 @@ impl Class {
 
     /// The class of as much aligned blocks of so many bytes, which are whole cache lines.
     pub(crate) fn with_bytes(self, bytes: u64) -> Self {
-        Self(bytes | self.0 & (SIZE_STEP as u64 - 1))
+        Self(bytes | self.0 & !BYTES)
+    }
+
+    /// The class among those of a thread's own; of all threads for 0.
+    #[inline]
+    pub(crate) fn in_lane(self, thread: u16) -> Self {
+        Self(self.0 & ((1 << LANE_SHIFT) - 1) | u64::from(thread) << LANE_SHIFT)
     }
 
     /// Whether it is one of [`Class::of`] for a size that some machine has, at an alignment that slots can have.
@@ -61,7 +72,7 @@ impl Class {
 
     /// The rounded size in bytes.
     pub(crate) fn bytes(self) -> u64 {
-        self.0 & !(SIZE_STEP as u64 - 1)
+        self.0 & BYTES
     }
 
     /// Granules of `1 << shift` bytes that a slot has.

@@ -118,7 +118,7 @@ impl Misses {
         if reason == Reason::Busy {
             self.busy.add(class.bytes());
         }
-        let key = class.to_bits() | (reason as u64) << CLASS_BITS;
+        let key = class.in_lane(0).to_bits() | (reason as u64) << CLASS_BITS;
         // The high bits of a product (Knuth, TAOCP 3, 6.4).
         let home = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize;
         let places = (0..TRIES).map(|at| &self.reasons[home.wrapping_add(at) % PLACES]);

@@ -3,7 +3,8 @@
 //! It works on whole steps, between boundaries, in the thread of the step or beside it (see [`crate::engine`]); it is
 //! ordinary code that allocates, and runs where allocations go to the backend unrecorded.
 
-use super::step_profile::{SAME_VARIANT, StepProfile, common_bytes};
+use super::lanes::Lanes;
+use super::step_profile::{Lane, SAME_VARIANT, StepProfile, common_bytes};
 use crate::lookup::{Begin, Class, VARIANTS};
 use crate::record::recorder::{self, Recorder};
 use crate::settings::Settings;
@@ -34,8 +35,12 @@ pub(crate) struct Collector {
     /// Sizes of the last step's allocations.
     last: Vec<u64>,
     translator: Translator,
-    /// Events of the current step. The vector is reused from step to step.
+    /// Events of the current step, and the thread of each. The vectors are reused from step to step.
     events: Vec<Event>,
+    threads: Vec<u16>,
+    /// Marked steps by thread; and what is to be planned of these, where that is what repeats.
+    lanes: Lanes,
+    in_lanes: Option<Vec<Lane>>,
     collected: u64,
     stable: u64,
     /// Steps since a variant was seen for the first time.
@@ -69,8 +74,8 @@ struct StepVariant {
 /// Turns addresses into handles of blocks.
 #[derive(Default)]
 pub(crate) struct Translator {
-    /// Handle and bytes of the block that lives at an address.
-    live: HashMap<usize, (u32, u64), BuildHasherDefault<AddressHasher>>,
+    /// Handle and bytes of the block that lives at an address, and the thread that has allocated it.
+    live: HashMap<usize, (u32, u64, u16), BuildHasherDefault<AddressHasher>>,
     next_block: u32,
     /// Address and handle of the block freed last.
     freed: (usize, u32),
@@ -91,6 +96,9 @@ impl Collector {
             last: Vec::new(),
             translator: Translator::default(),
             events: Vec::new(),
+            threads: Vec::new(),
+            lanes: Lanes::default(),
+            in_lanes: None,
             collected: 0,
             stable: 0,
             nothing_new: 0,
@@ -114,9 +122,20 @@ impl Collector {
 
     /// Takes in the marked step whose last event has index `end - 1`; `true` when collecting is over.
     pub(crate) fn step(&mut self, recorder: &Recorder, end: u64, settings: &Settings) -> bool {
-        let mut events = core::mem::take(&mut self.events);
-        let whole = recorder.read(end, |event| {
-            self.translator.take(event, &mut events);
+        let (mut events, mut threads) =
+            (core::mem::take(&mut self.events), core::mem::take(&mut self.threads));
+        let whole = recorder.read(end, |event, thread| {
+            let owner = match event {
+                // A block there whose free was not seen is taken for freed.
+                recorder::Event::Free { address, .. }
+                | recorder::Event::Allocate { address, .. }
+                | recorder::Event::Move { address, .. } => self.translator.owner(address),
+            };
+            if owner.is_some_and(|owner| owner != thread) {
+                self.lanes.mix();
+            }
+            self.translator.take(event, thread, &mut events);
+            threads.resize(events.len(), thread);
         });
         if !whole {
             // The lost events may have freed or allocated anything: the profiles begin again.
@@ -128,9 +147,15 @@ impl Collector {
         }
         let stable = settings.stable(true).unwrap_or_default();
         let done = self.merge(&mut events, whole, Until::Stable(stable), settings.max_steps);
+        self.lanes.step(&events, &threads, whole);
+        // All threads' blocks together came in another order not long ago.
+        if 2 * self.stable <= stable && self.variants.len() == 1 {
+            self.in_lanes = self.lanes.lanes(stable, self.translator.most_alive);
+        }
         events.clear();
-        self.events = events;
-        done
+        threads.clear();
+        (self.events, self.threads) = (events, threads);
+        done || self.in_lanes.is_some()
     }
 
     /// Merges the events of a step; `true` when collecting is over, at most after `max_steps` and another.
@@ -142,8 +167,10 @@ impl Collector {
         let mut sizes = core::mem::take(&mut self.last);
         let count = sizes.len();
         sizes.extend(events.iter().filter_map(size));
-        // Only steps of as many allocations are sure to stand for each other one by one.
-        if sizes.len() == 2 * count {
+        // Only steps of as many allocations are sure to stand for each other one by one; and of those that ask for the very same sizes, in
+        // whatever order, none follows the data.
+        let (before, now) = sizes.split_at(count);
+        if now.len() == count && sorted(before) != sorted(now) {
             self.learn(&sizes, count);
         }
         sizes.drain(..count);
@@ -230,13 +257,14 @@ impl Collector {
     pub(crate) fn learn(&mut self, sizes: &[u64], period: usize) {
         if self.families.learn(sizes, period) {
             self.variants.clear();
+            self.lanes = Lanes::default();
         }
     }
 
     /// Whether a plan of these profiles would take far more than the most live bytes. The steps do not repeat
     /// then, and their union grows with each of them.
     pub(crate) fn is_unalike(&self, profiles: &[Arc<StepProfile>]) -> bool {
-        let load = profiles.iter().map(|profile| profile.step.problem.load().max).max();
+        let load = profiles.iter().map(|profile| profile.load()).max();
         load.unwrap_or(0) > UNALIKE * self.translator.most_alive
     }
 
@@ -255,7 +283,7 @@ impl Collector {
             let first = variant.sequence.first().filter(|_| detected);
             let begin = first.map(|&class| Begin { class, allocations });
             Arc::new(StepProfile {
-                step: variant.steps.problem(),
+                lanes: self.in_lanes.clone().unwrap_or_else(|| vec![Lane::of_all(variant.steps.problem())]),
                 families: families.clone(),
                 begin,
                 sequence: variant.sequence.clone(),
@@ -263,6 +291,12 @@ impl Collector {
         };
         variants.into_iter().map(profile).collect()
     }
+}
+
+fn sorted(sizes: &[u64]) -> Vec<u64> {
+    let mut sizes = sizes.to_vec();
+    sizes.sort_unstable();
+    sizes
 }
 
 impl StepVariant {
@@ -286,13 +320,18 @@ impl StepVariant {
 }
 
 impl Translator {
+    /// The thread that has allocated the block at an address, if it is known.
+    fn owner(&self, address: usize) -> Option<u16> {
+        self.live.get(&address).map(|&(.., thread)| thread)
+    }
+
     /// Appends an event to others; returns the bytes that it frees, as far as they are known.
-    pub(crate) fn take(&mut self, event: recorder::Event, events: &mut Vec<Event>) -> u64 {
+    pub(crate) fn take(&mut self, event: recorder::Event, thread: u16, events: &mut Vec<Event>) -> u64 {
         let (address, class, from) = match event {
             recorder::Event::Allocate { address, class } => (address, class, None),
             recorder::Event::Move { address, class, from } => (address, class, Some(from)),
             recorder::Event::Free { address, bytes } => {
-                let Some((block, bytes)) = self.live.remove(&address) else { return bytes as u64 };
+                let Some((block, bytes, _)) = self.live.remove(&address) else { return bytes as u64 };
                 self.alive -= bytes;
                 self.freed = (address, block);
                 events.push(Event::Free { block });
@@ -305,13 +344,13 @@ impl Translator {
         let moved_from = (from == Some(self.freed.0) && freed_just_now).then_some(self.freed.1);
         let block = self.next_block;
         self.next_block = block.wrapping_add(1);
-        let lost = self.live.insert(address, (block, class.bytes()));
-        if let Some((lost, _)) = lost {
+        let lost = self.live.insert(address, (block, class.bytes(), thread));
+        if let Some((lost, ..)) = lost {
             // Its free was not seen: a library found another free than ours.
             events.push(Event::Free { block: lost });
         }
         events.push(Event::Allocate { block, size: class.bytes(), align: class.align(), moved_from });
-        let lost = lost.map_or(0, |(_, bytes)| bytes);
+        let lost = lost.map_or(0, |(_, bytes, _)| bytes);
         self.alive = self.alive + class.bytes() - lost;
         self.most_alive = self.most_alive.max(self.alive);
         self.most_blocks = self.most_blocks.max(self.live.len());

@@ -18,7 +18,7 @@
 //! mapped: a mapped one that somebody cuts off would end the program.
 
 use super::proposal::Proposal;
-use super::step_profile::{Start, StepProfile};
+use super::step_profile::{Lane, Start, StepProfile};
 use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT, granules_for};
 use crate::checksum::checksum;
 use crate::lookup::{Begin, Class, VARIANTS};
@@ -96,16 +96,16 @@ impl fmt::Display for RefusedFile {
 }
 
 impl Proposal {
-    /// The plans as a plan file holds them, before they are limited.
-    pub(crate) fn to_cache(&self, min_bytes: usize) -> Plans {
-        Plans {
+    /// The plans as a plan file holds them, before they are limited; `None` where threads have lanes, for which it has no place.
+    pub(crate) fn to_cache(&self, min_bytes: usize) -> Option<Plans> {
+        self.profiles.iter().all(|profile| profile.only().is_some()).then(|| Plans {
             profiles: self.profiles.clone(),
             offsets: self.offsets.clone(),
             shift: self.shift,
             height: self.bytes(),
             min_bytes,
             period: self.start.map(|start| start.period),
-        }
+        })
     }
 }
 
@@ -119,7 +119,7 @@ impl Plans {
         words.extend([u64::from(self.shift), self.height, self.min_bytes as u64]);
         words.extend([allocations, steps, share, self.profiles.len() as u64]);
         for (profile, offsets) in self.profiles.iter().zip(&self.offsets) {
-            let step = &profile.step;
+            let Some(step) = profile.only() else { continue };
             let begin =
                 profile.begin.map_or((0, 0), |begin| (begin.class.to_bits(), u64::from(begin.allocations)));
             words.extend([step.problem.period.unwrap_or(0), begin.0, begin.1]);
@@ -230,7 +230,7 @@ pub fn read_plans(path: &Path) -> Result<StoredPlans, PlanFileError> {
     let (bytes, _) = found.ok_or_else(|| failed("there is no such file".to_owned()))?;
     let plans = Plans::from_bytes(&bytes).map_err(|refused| failed(refused.to_string()))?;
     Ok(StoredPlans {
-        steps: plans.profiles.iter().map(|profile| profile.step.clone()).collect(),
+        steps: plans.profiles.iter().map(|profile| profile.lanes[0].step.clone()).collect(),
         offsets: plans.offsets,
         height: plans.height,
     })
@@ -304,7 +304,7 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
         let blocks = profiles
             .iter()
             .zip(&offsets)
-            .flat_map(|(profile, offsets)| profile.step.keys.iter().zip(offsets));
+            .flat_map(|(profile, offsets)| profile.lanes[0].step.keys.iter().zip(offsets));
         let highest = blocks.map(|(key, offset)| offset + slot_bytes(key.size, key.align, shift)).max();
         check(highest == Some(height), "a height that is not the plans'")?;
         Ok(Plans { profiles, offsets, shift, height, min_bytes, period })
@@ -367,8 +367,8 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
             classes.first() == Some(&begin.class) && begin.allocations as usize == classes.len()
         };
         check(begin.is_none_or(begins), "a beginning that is not the step's")?;
-        let step = StepProblem { problem, keys, held: held_keys };
-        Ok((StepProfile { step, families: ranges, begin, sequence: classes }, offsets))
+        let lanes = vec![Lane::of_all(StepProblem { problem, keys, held: held_keys })];
+        Ok((StepProfile { lanes, families: ranges, begin, sequence: classes }, offsets))
     }
 }
 
@@ -504,7 +504,11 @@ mod tests {
             let begin =
                 Some(Begin { class: Class::of(unit as usize, 1).expect("a size"), allocations: blocks });
             let families = vec![(unit * 40, unit * 41)];
-            (Arc::new(StepProfile { step, families, begin, sequence }), plan.offsets, plan.height)
+            (
+                Arc::new(StepProfile { lanes: vec![Lane::of_all(step)], families, begin, sequence }),
+                plan.offsets,
+                plan.height,
+            )
         };
         let variants = [variant(40, 64 * 640), variant(23, 64 * 1024)];
         let height = variants.iter().map(|variant| variant.2).max().unwrap_or(0);
@@ -516,7 +520,8 @@ mod tests {
 
     fn is_sound(plans: &Plans) -> bool {
         let mut variants = plans.profiles.iter().zip(&plans.offsets);
-        variants.all(|(profile, offsets)| verify(&profile.step.problem, offsets, plans.height).is_ok())
+        variants
+            .all(|(profile, offsets)| verify(&profile.lanes[0].step.problem, offsets, plans.height).is_ok())
             && plans.profiles.len() <= VARIANTS
     }
 

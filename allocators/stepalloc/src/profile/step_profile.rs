@@ -2,8 +2,8 @@
 
 use crate::lookup::{Begin, Class, VARIANTS};
 use std::sync::Arc;
-use stepalloc_planner::StepProblem;
 use stepalloc_planner::period::{self, Period};
+use stepalloc_planner::{Block, StepProblem};
 
 /// Steps are of one variant when so many of their bytes are asked for in blocks of the same sizes, in
 /// percent.
@@ -22,7 +22,8 @@ const MOST_COMPARISONS: usize = 16;
 /// What is to be planned of one step variant.
 #[derive(Clone, Debug)]
 pub(crate) struct StepProfile {
-    pub(crate) step: StepProblem,
+    /// The step's blocks; where its threads take turns as they like, those of each thread, whose places are apart from those of all others.
+    pub(crate) lanes: Vec<Lane>,
     /// Smallest and largest size of each family.
     pub(crate) families: Vec<(u64, u64)>,
     /// How the beginning of a step is recognised, where steps were detected.
@@ -31,7 +32,37 @@ pub(crate) struct StepProfile {
     pub(crate) sequence: Vec<Class>,
 }
 
+/// The blocks of one thread, or of all ([`lanes`](super::lanes)).
+#[derive(Clone, Debug)]
+pub(crate) struct Lane {
+    /// The thread's number; 0 for all threads.
+    pub(crate) thread: u16,
+    pub(crate) step: StepProblem,
+}
+
+impl Lane {
+    /// The one of all threads.
+    pub(crate) fn of_all(step: StepProblem) -> Self {
+        Self { thread: 0, step }
+    }
+}
+
 impl StepProfile {
+    /// The blocks of all threads, unless each thread has a lane.
+    pub(crate) fn only(&self) -> Option<&StepProblem> {
+        if let [Lane { step, .. }] = &self.lanes[..] { Some(step) } else { None }
+    }
+
+    /// No plan takes fewer bytes.
+    pub(crate) fn load(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.step.problem.load().max).sum()
+    }
+
+    /// The blocks of all lanes.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = &Block> {
+        self.lanes.iter().flat_map(|lane| &lane.step.problem.blocks)
+    }
+
     /// The class of a request, or of its family.
     pub(crate) fn class(&self, class: Class) -> Class {
         let bytes = class.bytes();
@@ -81,7 +112,7 @@ impl StepProfile {
     /// Whether most of another's bytes are asked for in blocks that this has as well.
     fn covers(&self, other: &Self) -> bool {
         let sizes = |profile: &Self| {
-            let mut sizes: Vec<u64> = profile.step.problem.blocks.iter().map(|block| block.size).collect();
+            let mut sizes: Vec<u64> = profile.blocks().map(|block| block.size).collect();
             sizes.sort_unstable();
             sizes
         };
@@ -91,14 +122,15 @@ impl StepProfile {
 }
 
 /// Adds to the profiles of new variants those planned before that they do not cover, in their order and up to
-/// [`VARIANTS`].
+/// [`VARIANTS`]. Lanes of threads are planned alone.
 pub(crate) fn with_others(
     mut new: Vec<Arc<StepProfile>>,
     others: &[Arc<StepProfile>],
 ) -> Vec<Arc<StepProfile>> {
     let fresh = new.len();
     for other in others {
-        if new.len() < VARIANTS && !new[..fresh].iter().any(|profile| profile.covers(other)) {
+        let in_lanes = new.iter().chain([other]).any(|profile| profile.only().is_none());
+        if new.len() < VARIANTS && !in_lanes && !new[..fresh].iter().any(|profile| profile.covers(other)) {
             new.push(Arc::clone(other));
         }
     }

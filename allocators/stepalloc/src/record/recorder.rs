@@ -48,7 +48,8 @@ pub(crate) struct Recorder {
 /// An event; a move is two of them. (Sixteen bytes: a step of a thousand blocks touches eight pages of the log.)
 #[repr(C)]
 struct Entry {
-    /// What happened, [`ALLOCATED`], [`FREED`] or [`MOVED`], in the low bits; above them the class, or the bytes that were freed.
+    /// What happened, [`ALLOCATED`], [`FREED`] or [`MOVED`], in the low bits; above them the class, or the bytes that were freed; above
+    /// [`THREAD_SHIFT`] the thread.
     what: AtomicU64,
     /// The address in its low [`ADDRESS_BITS`]; above them the lap of the ring, stored last: says that the entry is complete.
     place: AtomicU64,
@@ -62,20 +63,24 @@ const FREED: u64 = 1;
 /// The next entry says where this block is from now on.
 const MOVED: u64 = 2;
 const KIND_BITS: u32 = 2;
+/// Sizes have at most 47 bits.
+const THREAD_SHIFT: u32 = 49;
 
 impl Entry {
-    fn write(&self, lap: u64, address: usize, what: u64, kind: u64) {
-        self.what.store(what << KIND_BITS | kind, Relaxed);
+    fn write(&self, lap: u64, address: usize, what: u64, kind: u64, thread: u16) {
+        let what = (what << KIND_BITS | kind) & ((1 << THREAD_SHIFT) - 1);
+        self.what.store(u64::from(thread) << THREAD_SHIFT | what, Relaxed);
         let address = address as u64 & ((1 << ADDRESS_BITS) - 1);
         self.place.store(lap << ADDRESS_BITS | address, Release);
     }
 
-    /// Address, class or bytes, and kind; `None` where a writer has not come back.
-    fn read(&self, lap: u64) -> Option<(usize, u64, u64)> {
+    /// Address, class or bytes, kind, and thread; `None` where a writer has not come back.
+    fn read(&self, lap: u64) -> Option<(usize, u64, u64, u16)> {
         let place = completed(&self.place, lap)?;
         let what = self.what.load(Relaxed);
+        let (thread, what) = (what >> THREAD_SHIFT, what & ((1 << THREAD_SHIFT) - 1));
         let address = place & ((1 << ADDRESS_BITS) - 1);
-        Some((address as usize, what >> KIND_BITS, what & ((1 << KIND_BITS) - 1)))
+        Some((address as usize, what >> KIND_BITS, what & ((1 << KIND_BITS) - 1), thread as u16))
     }
 }
 
@@ -110,8 +115,8 @@ impl Recorder {
         false
     }
 
-    /// Appends an event. Where the log is full it is lost, and the reader notices.
-    pub(crate) fn log(&self, event: Event) {
+    /// Appends an event of a thread, by a number of which 15 bits count. Where the log is full it is lost, and the reader notices.
+    pub(crate) fn log(&self, event: Event, thread: u16) {
         let entries = self.entries.load(Acquire);
         if entries.is_null() {
             return;
@@ -127,11 +132,13 @@ impl Recorder {
         let (entry, lap, next) =
             (entry(index), lap(index, capacity), (entry(index + 1), lap(index + 1, capacity)));
         match event {
-            Event::Allocate { address, class } => entry.write(lap, address, class.to_bits(), ALLOCATED),
-            Event::Free { address, bytes } => entry.write(lap, address, bytes as u64, FREED),
+            Event::Allocate { address, class } => {
+                entry.write(lap, address, class.to_bits(), ALLOCATED, thread)
+            }
+            Event::Free { address, bytes } => entry.write(lap, address, bytes as u64, FREED, thread),
             Event::Move { address, class, from } => {
-                entry.write(lap, from, 0, MOVED);
-                next.0.write(next.1, address, class.to_bits(), ALLOCATED);
+                entry.write(lap, from, 0, MOVED, thread);
+                next.0.write(next.1, address, class.to_bits(), ALLOCATED, thread);
             }
         }
     }
@@ -161,9 +168,9 @@ impl Recorder {
         self.consume(self.head());
     }
 
-    /// Hands every event before index `end` that was not read yet to `visit`, in order, and drops it from the log.
+    /// Hands every event before index `end` that was not read yet to `visit`, in order and with its thread, and drops it from the log.
     /// `false` where events were lost: the log was too small, or a writer never completed its entry.
-    pub(crate) fn read(&self, end: u64, mut visit: impl FnMut(Event)) -> bool {
+    pub(crate) fn read(&self, end: u64, mut visit: impl FnMut(Event, u16)) -> bool {
         let tail = self.tail.load(Relaxed);
         let capacity = self.capacity.load(Relaxed) as u64;
         let entries = self.entries.load(Acquire);
@@ -173,17 +180,20 @@ impl Recorder {
             for index in tail..end {
                 // SAFETY: as in `log`.
                 let entry = unsafe { &*entries.add((index & (capacity - 1)) as usize) };
-                let Some((address, what, kind)) = entry.read(lap(index, capacity)) else {
+                let Some((address, what, kind, thread)) = entry.read(lap(index, capacity)) else {
                     whole = false;
                     break;
                 };
                 match (kind, Class::from_bits(what)) {
                     (MOVED, _) => moved = Some(address),
-                    (ALLOCATED, Some(class)) => visit(match moved.take() {
-                        Some(from) => Event::Move { address, class, from },
-                        None => Event::Allocate { address, class },
-                    }),
-                    _ => visit(Event::Free { address, bytes: what as usize }),
+                    (ALLOCATED, Some(class)) => {
+                        let event = match moved.take() {
+                            Some(from) => Event::Move { address, class, from },
+                            None => Event::Allocate { address, class },
+                        };
+                        visit(event, thread);
+                    }
+                    _ => visit(Event::Free { address, bytes: what as usize }, thread),
                 }
             }
         }
@@ -239,7 +249,7 @@ mod tests {
     #[test]
     fn events_come_back_in_order_and_pages_are_reused() {
         let recorder = Recorder::closed();
-        recorder.log(Event::Free { address: 1, bytes: 0 });
+        recorder.log(Event::Free { address: 1, bytes: 0 }, 0);
         assert_eq!(recorder.head(), 0, "nothing is logged before the log is open");
         assert!(recorder.open());
         let class = Class::of(40_000, 1).expect("possible size");
@@ -250,10 +260,11 @@ mod tests {
         ];
         for _ in 0..3 {
             for _ in 0..500_000 {
-                events.iter().for_each(|&event| recorder.log(event));
+                events.iter().zip(1..).for_each(|(&event, thread)| recorder.log(event, thread));
             }
             let mut seen = Vec::new();
-            assert!(recorder.read(recorder.head(), |event| seen.push(event)));
+            assert!(recorder.read(recorder.head(), |event, thread| seen.push((event, thread))));
+            let events = [1, 2, 3].map(|thread| (events[usize::from(thread) - 1], thread));
             assert!(seen.len() == 1_500_000 && seen.chunks(3).all(|chunk| chunk == events));
         }
     }
@@ -263,12 +274,12 @@ mod tests {
         let recorder = Recorder::closed();
         assert!(recorder.open());
         for address in 0..CAPACITIES[0] + 10 {
-            recorder.log(Event::Free { address, bytes: 0 });
+            recorder.log(Event::Free { address, bytes: 0 }, 0);
         }
-        assert!(!recorder.read(recorder.head(), |_| ()));
-        recorder.log(Event::Free { address: 7, bytes: 9 });
+        assert!(!recorder.read(recorder.head(), |_, _| ()));
+        recorder.log(Event::Free { address: 7, bytes: 9 }, 0);
         let mut seen = Vec::new();
-        assert!(recorder.read(recorder.head(), |event| seen.push(event)));
+        assert!(recorder.read(recorder.head(), |event, _| seen.push(event)));
         assert_eq!(seen, [Event::Free { address: 7, bytes: 9 }]);
     }
 }
