@@ -49,7 +49,7 @@ const FREE_ATTEMPTS: u32 = 8;
 /// With more bytes than these resident, somebody is to look whether they are used at all.
 const WATCHED_BYTES: usize = 64 << 20;
 
-/// Once so many bytes are resident, and each time that an eighth more are, and so much, the backend is asked for what it keeps free.
+/// The backend is asked for what it keeps free once these bytes are resident, and again each time that as many more are, and an eighth more.
 const TRIM_LEAST: usize = 32 << 20;
 
 /// In an entry of a block: its free is deferred.
@@ -95,7 +95,7 @@ pub(crate) struct Heap {
     pressures: AtomicU32,
     /// Pages that may be resident, as of the last block.
     resident: AtomicU64,
-    /// So many of them that the backend is to give back what it keeps free.
+    /// From how many on the backend is to give back what it keeps free.
     trims_from: AtomicU64,
 }
 

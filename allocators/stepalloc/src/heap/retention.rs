@@ -20,7 +20,7 @@ const SLACK_STEP: u64 = 800;
 /// From here on it doubles instead: a program that has regretted so often never comes to an end with little.
 const SLACK_DOUBLES: u64 = 14;
 /// Upper bound of the slack in such parts, 14.5 %: with it threads that replace blocks at random move next to nothing. With 13 % they moved
-/// half as often again.
+/// two fifths more often.
 const SLACK_MOST: u64 = 116;
 /// The slack is also bounded by 18 % of the peak, less the four MiB that a process has besides (code, tables, small blocks), so that VmHWM
 /// stays within a fifth of what is alive. In small programs the bound is a twentieth of the peak.
