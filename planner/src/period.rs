@@ -85,6 +85,8 @@ const FINGERPRINT_DIFFERS: usize = 2;
 const DRIFT: usize = 8;
 /// What is alive at a boundary may exceed the least by one part in this many of the difference to the most.
 const LITTLE: u64 = 64;
+/// The same where a whole step was seen after it.
+const NEARLY_LITTLE: u64 = 4;
 /// A size is rare enough for a boundary when it comes at most this many times as often as the rarest.
 const RARE: usize = 2;
 
@@ -137,6 +139,22 @@ impl Period {
     pub fn lasts(&self, sizes: &[u64], logged: usize) -> bool {
         let part = logged / if self.repeats() { RECENT } else { CONTOUR_RECENT };
         sizes.len().checked_sub(part + self.allocations + 1).is_some_and(|from| self.holds(&sizes[from..]))
+    }
+
+    /// How many of the newest sizes repeat, those of the first period included; a few that come out of the order do not count.
+    pub fn repeating(&self, sizes: &[u64]) -> usize {
+        let differs = |at: usize| !alike(sizes[at], sizes[at - self.allocations]);
+        let mut begin = sizes.len();
+        let mut differing = 0;
+        for at in (self.allocations..sizes.len()).rev() {
+            differing += usize::from(differs(at));
+            differing -= usize::from(at + FINGERPRINT < sizes.len() && differs(at + FINGERPRINT));
+            if differing > FINGERPRINT_DIFFERS {
+                break;
+            }
+            begin = if differing == 0 { at } else { begin };
+        }
+        (sizes.len() - begin + self.allocations).min(sizes.len())
     }
 
     /// After how many of its periods the newest sizes come again, all of which are among these: steps of as many sizes take
@@ -273,7 +291,9 @@ fn contour_window(period: usize) -> usize {
 /// alive and the next allocation is of a size that is rare in the period and the same in all that was seen.
 /// `earlier` are the sizes allocated just before the changes. `None` where these are less than a period.
 ///
-/// Where only the contour repeats, every step variant begins with a size of its own.
+/// Where only the contour repeats, every step variant begins with a size of its own. Of a period of more than a thousand allocations a place
+/// after which a whole one was seen is taken, if there is one where nearly as little is alive: it may be that of several steps, of which any may
+/// come first.
 pub fn boundary(earlier: &[u64], changes: &[Change], period: &Period) -> Option<usize> {
     let length = period.allocations;
     let first = earlier.len();
@@ -301,8 +321,16 @@ pub fn boundary(earlier: &[u64], changes: &[Change], period: &Period) -> Option<
     let little = least + (most - least) / LITTLE as i64;
     let steady = |at: usize| (at % length..at).step_by(length).all(|earlier| sizes[earlier] == sizes[at]);
     let low = |at: usize| before[at] <= little;
-    // Steady sizes at a low, then steady ones anywhere, then whatever there is.
+    let whole = sizes.len().checked_sub(first + length + FINGERPRINT).filter(|_| length > LONG);
+    let nearly = least + (most - least) / NEARLY_LITTLE as i64;
+    let seen: Vec<usize> = (newest..sizes.len())
+        .filter(|&at| whole.is_some_and(|whole| (at - first) % length <= whole))
+        .filter(|&at| steady(at) && before[at] <= nearly)
+        .collect();
+    let least_seen = seen.iter().map(|&at| before[at]).min().unwrap_or(0) + (most - least) / LITTLE as i64;
+    // Those, then steady sizes at a low, then steady ones anywhere, then whatever there is.
     let places = [
+        seen.into_iter().filter(|&at| before[at] <= least_seen).collect(),
         (newest..sizes.len()).filter(|&at| steady(at) && low(at)).collect::<Vec<_>>(),
         (newest..sizes.len()).filter(|&at| if period.repeats() { steady(at) } else { low(at) }).collect(),
         (newest..sizes.len()).collect(),
@@ -366,16 +394,30 @@ fn words(contours: &[u8]) -> impl Iterator<Item = u64> {
 
 /// Distances at which a stretch at the end comes again, ascending.
 fn candidates(contours: &[u8]) -> Vec<usize> {
-    let mut found = Vec::new();
+    // Where each stretch ends, its word, and how often that came again.
+    let mut stretches: Vec<(usize, u64, usize)> = Vec::with_capacity(STRETCHES);
     let mut end = contours.len();
-    for _ in 0..STRETCHES {
+    while stretches.len() < STRETCHES {
         let changes = |&(_, word): &(usize, u64)| word.count_ones() >= MIN_CHANGES;
         let Some((constant, word)) = words(&contours[..end]).enumerate().find(changes) else { break };
         end -= constant;
-        let again = words(&contours[..end]).enumerate().skip(1);
-        found
-            .extend(again.filter(|&(_, other)| other == word).map(|(distance, _)| distance).take(CANDIDATES));
+        stretches.push((end, word, 0));
         end -= WORD;
+    }
+    // Of 64 bits, those of the words that are looked for: nearly all others are told by one look.
+    let bit = |word: u64| 1u64 << (word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58);
+    let wanted = stretches.iter().fold(0, |bits, &(_, word, _)| bits | bit(word));
+    let mut found = Vec::new();
+    for (at, word) in (WORD..=contours.len()).rev().zip(words(contours)) {
+        if wanted & bit(word) == 0 {
+            continue;
+        }
+        for (end, other, times) in &mut stretches {
+            if *other == word && at < *end && *times < CANDIDATES {
+                *times += 1;
+                found.push(*end - at);
+            }
+        }
     }
     found.sort_unstable();
     found.dedup();
@@ -627,6 +669,43 @@ mod tests {
         // The first rare size after the frees.
         assert!((2..=4).contains(&begins), "{begins}");
         assert_eq!(boundary(&[], &changes[..10], &period), None);
+    }
+
+    #[test]
+    fn what_came_before_a_period_is_told_from_it() {
+        let (one, period) = (step(9, 10_000), |allocations| Period { allocations, steps: 1, share: 1.0 });
+        let mut sizes = [warm_up(70), one.repeat(3)].concat();
+        let begins = 70..=70 + FINGERPRINT_DIFFERS;
+        assert!(begins.contains(&(sizes.len() - period(one.len()).repeating(&sizes))));
+        // An odd one in between.
+        sizes[70 + 2 * one.len() + 40] = 7;
+        assert!(begins.contains(&(sizes.len() - period(one.len()).repeating(&sizes))));
+        assert_eq!(period(one.len()).repeating(&warm_up(500)), one.len());
+        assert_eq!(period(600).repeating(&one), one.len(), "all there are");
+    }
+
+    #[test]
+    fn a_long_step_begins_where_a_whole_one_was_seen() {
+        // Two lengths in turn: a block that the first leaves lives on into the second, so that least is alive where the first begins.
+        let lengths = [[step(70, 10_000), vec![3_000_000]].concat(), step(80, 14_000)];
+        let turn: usize = lengths.iter().map(Vec::len).sum();
+        let period = Period { allocations: turn, steps: 1, share: 1.0 };
+        let mut changes = Vec::new();
+        for at in 0..3 {
+            let sizes = &lengths[(at + 1) % 2];
+            changes.extend(sizes.iter().map(|&size| Change::Allocate(size)));
+            changes.extend(sizes.iter().filter(|&&size| size != 3_000_000).map(|&size| Change::Free(size)));
+            changes.extend((at % 2 == 0).then_some(Change::Free(3_000_000)));
+        }
+        assert!(turn > LONG);
+        // All of a turn, and a third of the next: of the turn that begins with the first length less was seen.
+        let mut left = turn + lengths[1].len() / 3;
+        let end = changes.iter().position(|change| {
+            left -= usize::from(matches!(change, Change::Allocate(_)));
+            left == 0
+        });
+        let recorded = &changes[..=end.expect("as many")];
+        assert_eq!(boundary(&[], recorded, &period), Some(0));
     }
 
     #[test]

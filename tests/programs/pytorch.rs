@@ -179,3 +179,40 @@ fn varlen_trains_alike_from_a_kept_plan() {
 fn recommender_trains_alike_from_a_kept_plan() {
     train_again("recommender", 1, 8.0);
 }
+
+/// Steps by which a program that marks nothing is planned. Of the workload of four lengths these are two passes over them.
+const SOON: usize = 8;
+/// Page faults of a step at most once it was seen before: the work of planning is done in pages that are there.
+const FEW_FAULTS: u64 = 200;
+
+/// The first steps of an unmodified training, `seen` of which are all different.
+fn first_steps(workload: &str, seen: usize) {
+    let Some(script) = script() else { return };
+    let _alone = process::alone();
+    let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/first_steps.py");
+    let mut command = process::stepalloc(["run", "--backend", "glibc", "--", PYTHON]);
+    command.arg(&driver).arg(&script).args([workload, "--steps", "12"]);
+    // Threads that spin are interrupted for each page that is moved meanwhile, and the heap spares itself that by more pages.
+    command.env("OPENBLAS_THREAD_TIMEOUT", "4");
+    let steps = printed(&mut command);
+    let steps: Vec<(u64, u64)> = serde_json::from_value(steps).expect("pairs");
+    println!("{workload}: {steps:?}");
+    let planned = steps.iter().position(|&(_, phase)| phase == 2).map(|at| at + 1);
+    assert!(planned.is_some_and(|step| step <= SOON), "planned after step {planned:?}");
+    assert!(steps[seen..].iter().all(|&(faults, _)| faults <= FEW_FAULTS), "{workload}: {steps:?}");
+}
+
+#[test]
+fn a_training_is_planned_within_its_first_steps() {
+    first_steps("transformer", 3);
+}
+
+#[test]
+fn sizes_that_follow_the_data_are_planned_within_the_first_steps() {
+    first_steps("recommender", 3);
+}
+
+#[test]
+fn lengths_that_take_turns_are_planned_within_two_passes() {
+    first_steps("varlen", 4);
+}

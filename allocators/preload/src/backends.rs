@@ -8,8 +8,8 @@ use crate::segments;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
-use statistic::Backend;
 use statistic::backend::{Glibc, Jemalloc, Kind, Mimalloc, Retention};
+use statistic::{Backend, route};
 use std::alloc::{GlobalAlloc, Layout};
 
 unsafe extern "C" {
@@ -444,7 +444,6 @@ unsafe impl Backend for PreloadBackend {
     }
 
     fn end_learning() {
-        Internal::trim();
         segments::give_back();
     }
 
@@ -524,62 +523,34 @@ fn or_enomem(block: *mut c_void) -> *mut u8 {
 }
 
 /// The allocator of this library's own Rust code, whatever the backend: glibc, as a thread of ours costs no arena there, as it does in jemalloc (30
-/// page faults) and mimalloc; and mappings for large blocks, which are gone when learning has ended, where glibc would keep their memory.
+/// page faults) and mimalloc; and for larger blocks the large heap, whose free pages are resident already, or mappings where it is closed. Of
+/// either nothing is left when learning has ended, where glibc would keep its memory.
 pub(crate) struct Internal;
 
-/// Least size in bytes of a block that is mapped, as a power of two and with the alignment of the smallest pages there are.
+/// Least size in bytes of a block that the large heap lends.
+const LENT_BYTES: usize = 16 << 10;
+/// The same of a block that is mapped.
 const MAPPED_BYTES: usize = 256 << 10;
 const PAGE: usize = 4 << 10;
-/// One free block of each size up to 512 KiB is kept for the next: looking for a period takes the same ones again and again.
-static KEPT: [AtomicPtr<u8>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
 impl Internal {
-    fn maps(layout: Layout) -> bool {
+    fn may_be_lent(layout: Layout) -> bool {
+        layout.size() >= LENT_BYTES && layout.align() <= PAGE
+    }
+
+    fn is_mapped(layout: Layout) -> bool {
         layout.size() >= MAPPED_BYTES && layout.align() <= PAGE
     }
 
-    /// Bytes of the mapping for a block of `size` bytes.
-    fn mapped(size: usize) -> usize {
-        size.checked_next_power_of_two().unwrap_or(size)
+    fn lend(layout: Layout, zeroed: bool) -> Option<*mut u8> {
+        if Self::may_be_lent(layout) { route::lend(layout.size(), zeroed) } else { None }
     }
 
-    /// Where a free mapping of `mapped` bytes is kept.
-    fn free_place(mapped: usize) -> Option<&'static AtomicPtr<u8>> {
-        KEPT.get((mapped / MAPPED_BYTES).trailing_zeros() as usize)
-    }
-
-    /// A free mapping for a block of `size` bytes, with any content; null where none is kept.
-    fn kept(size: usize) -> *mut u8 {
-        let place = Self::free_place(Self::mapped(size));
-        place.map_or(ptr::null_mut(), |place| place.swap(ptr::null_mut(), AcqRel))
-    }
-
+    /// All zeros.
     fn map(size: usize) -> *mut u8 {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a fresh anonymous mapping replaces nothing that exists.
-        or_null(unsafe { libc::mmap(ptr::null_mut(), Self::mapped(size), access, kind, -1, 0) })
-    }
-
-    /// # Safety
-    /// The block was mapped for `size` bytes, and nobody uses it.
-    unsafe fn unmap(block: *mut u8, size: usize) {
-        let mapped = Self::mapped(size);
-        let unneeded = Self::free_place(mapped).map_or(block, |place| place.swap(block, AcqRel));
-        if !unneeded.is_null() {
-            // SAFETY: the caller's promise, for this block or another of its size.
-            unsafe { libc::munmap(unneeded.cast(), mapped) };
-        }
-    }
-
-    /// Gives back what is kept free.
-    fn trim() {
-        for (place, log2) in KEPT.iter().zip(MAPPED_BYTES.trailing_zeros()..) {
-            let block = place.swap(ptr::null_mut(), AcqRel);
-            if !block.is_null() {
-                // SAFETY: a free block of this place's size, which nobody else has now.
-                unsafe { libc::munmap(block.cast(), 1 << log2) };
-            }
-        }
+        or_null(unsafe { libc::mmap(ptr::null_mut(), size, access, kind, -1, 0) })
     }
 }
 
@@ -588,22 +559,27 @@ fn or_null(mapped: *mut c_void) -> *mut u8 {
 }
 
 // SAFETY: malloc's contract is that of the trait, and whole pages that are nobody else's keep it too; layouts' alignments are powers of two.
-// Which of the two made a block, and of how many bytes, follows from its layout.
+// Which of the three made a block follows from its address and its layout.
 unsafe impl GlobalAlloc for Internal {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if Self::maps(layout) {
-            let kept = Self::kept(layout.size());
-            return if kept.is_null() { Self::map(layout.size()) } else { kept };
+        if let Some(block) = Self::lend(layout, false) {
+            return block;
+        }
+        if Self::is_mapped(layout) {
+            return Self::map(layout.size());
         }
         // SAFETY: see above.
         unsafe { GLIBC.allocate(layout.size(), layout.align()) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the block is from `alloc` with this layout.
+        // SAFETY: the block is from `alloc` with this layout, and nobody uses it.
         unsafe {
-            if Self::maps(layout) {
-                Self::unmap(block, layout.size());
+            if Self::may_be_lent(layout) && route::take_back(block) {
+                return;
+            }
+            if Self::is_mapped(layout) {
+                libc::munmap(block.cast(), layout.size());
             } else {
                 (GLIBC.free)(block.cast())
             }
@@ -611,14 +587,11 @@ unsafe impl GlobalAlloc for Internal {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if Self::maps(layout) {
-            let kept = Self::kept(layout.size());
-            if kept.is_null() {
-                return Self::map(layout.size());
-            }
-            // SAFETY: it has as many bytes, and is the caller's alone.
-            unsafe { ptr::write_bytes(kept, 0, layout.size()) };
-            return kept;
+        if let Some(block) = Self::lend(layout, true) {
+            return block;
+        }
+        if Self::is_mapped(layout) {
+            return Self::map(layout.size());
         }
         // SAFETY: see above.
         unsafe { GLIBC.allocate_zeroed(layout.size(), layout.align()) }
@@ -628,30 +601,16 @@ unsafe impl GlobalAlloc for Internal {
         // SAFETY: see above; the new size is not 0, and the alignment the old one.
         unsafe {
             let new_layout = Layout::from_size_align_unchecked(new_size, layout.align());
-            match (Self::maps(layout), Self::maps(new_layout)) {
-                (true, true) => {
-                    let (old, new) = (Self::mapped(layout.size()), Self::mapped(new_size));
-                    if old == new {
-                        return block;
-                    }
-                    let kept = Self::kept(new_size);
-                    if kept.is_null() {
-                        return or_null(libc::mremap(block.cast(), old, new, libc::MREMAP_MAYMOVE));
-                    }
-                    ptr::copy_nonoverlapping(block, kept, layout.size().min(new_size));
-                    Self::unmap(block, layout.size());
-                    kept
-                }
-                (false, false) => GLIBC.reallocate(block, layout.size(), layout.align(), new_size),
-                _ => {
-                    let new = self.alloc(new_layout);
-                    if !new.is_null() {
-                        ptr::copy_nonoverlapping(block, new, layout.size().min(new_size));
-                        self.dealloc(block, layout);
-                    }
-                    new
-                }
+            let is_glibc = |layout| !Self::may_be_lent(layout);
+            if is_glibc(layout) && is_glibc(new_layout) {
+                return GLIBC.reallocate(block, layout.size(), layout.align(), new_size);
             }
+            let new = self.alloc(new_layout);
+            if !new.is_null() {
+                ptr::copy_nonoverlapping(block, new, layout.size().min(new_size));
+                self.dealloc(block, layout);
+            }
+            new
         }
     }
 }

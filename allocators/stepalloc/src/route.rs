@@ -47,6 +47,20 @@ pub fn give_back_extents() -> usize {
     os::keeping_errno(|| HEAP.give_back(u64::MAX))
 }
 
+/// A block of the large heap for the allocator's own work, of at least `size` bytes from the beginning of a page; `None` where the heap is closed,
+/// or has no room. It is unknown to plans.
+pub fn lend(size: usize, zeroed: bool) -> Option<*mut u8> {
+    HEAP.lend(size, zeroed)
+}
+
+/// Takes a block back; `false`, and nothing done, where it was not [lent](lend).
+///
+/// # Safety
+/// Nobody uses the block.
+pub unsafe fn take_back(block: *mut u8) -> bool {
+    HEAP.contains(block as usize) && HEAP.release(block as usize)
+}
+
 /// True for the address of every block in the arena.
 #[inline]
 pub fn in_arena(address: usize) -> bool {

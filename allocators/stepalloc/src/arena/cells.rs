@@ -366,7 +366,7 @@ impl Cells {
         let bytes = size_of::<Self>() + words * size_of::<u64>() + size_of_val(&cut.edges[..]);
         // Whole pages, so that all of them can be given back.
         let bytes = bytes.next_multiple_of(os::PAGE);
-        let map: *mut Self = os::map(bytes)?.cast();
+        let map: *mut Self = os::map_resident(bytes)?.cast();
         // SAFETY: a fresh mapping that is large enough and aligned to a page; zeros are valid words and edges.
         let cells = unsafe {
             map.write(Self {

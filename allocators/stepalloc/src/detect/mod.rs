@@ -6,10 +6,12 @@
 //! cut there, and its steps are merged as marked ones are.
 
 use crate::lookup::VARIANTS;
+use crate::policy::{RECORDED_MOST, RECORDED_SHARE};
 use crate::profile::collector::{Collector, Translator, Until};
 use crate::profile::step_profile::{Start, StepProfile};
 use crate::record::recorder::{Event, Recorder};
 use crate::settings::Settings;
+use core::mem;
 use std::sync::Arc;
 use stepalloc_planner::Event as StepEvent;
 use stepalloc_planner::period::{self, Change, Period};
@@ -17,6 +19,13 @@ use stepalloc_planner::period::{self, Change, Period};
 /// A period over which live bytes do not return to the same level must hold for one part in this many of the
 /// allocations logged before it: the layers within a step do not.
 const CONFIRMED: usize = 4;
+
+/// Allocations after a first whole step that show when most of the blocks are freed that live on beyond it. Steps of less than twice as many are
+/// seen twice as a whole.
+const BEYOND: usize = 512;
+
+/// Bytes that are kept of an event, roughly: in the recorder, and as part of the log.
+const RECORDED_BYTES: u64 = 64;
 
 /// Upper bound of the allocations for which a rejected period must hold before it is followed again.
 const LEAST_MOST: usize = 1 << 20;
@@ -40,6 +49,12 @@ pub(crate) struct DetectedSteps {
     sizes: Vec<u64>,
     /// The boundaries since recording began in that case, as allocations before each.
     boundaries: Vec<usize>,
+    /// The allocation in the size log at which recording began.
+    since: u64,
+    /// What was recorded before that.
+    before: Option<Recorded>,
+    /// That is part of the log, as far back as the period holds.
+    takes_all: bool,
     /// Allocations to be recorded before the first cut.
     needed: usize,
     /// Allocations before those below.
@@ -50,6 +65,14 @@ pub(crate) struct DetectedSteps {
     at: Option<usize>,
     translator: Translator,
     collector: Collector,
+}
+
+/// What was recorded while periods were followed that turned out to be none.
+pub(crate) struct Recorded {
+    /// The allocation in the size log at which that began.
+    since: u64,
+    log: Log,
+    translator: Translator,
 }
 
 /// Allocations and what lies between them.
@@ -112,24 +135,49 @@ impl RejectedPeriods {
 }
 
 impl DetectedSteps {
-    /// Begins to follow a period found in these sizes, the newest of `logged`.
-    pub(crate) fn new(period: Period, sizes: &[u64], logged: usize) -> Self {
+    /// Begins to follow a period found in these sizes, the newest of `logged`, at an allocation `since` which all is recorded, and maybe for
+    /// longer. What was recorded before is of use to a long period: a short one may be that of layers, which will not hold for another.
+    pub(crate) fn new(
+        period: Period,
+        sizes: &[u64],
+        logged: usize,
+        since: u64,
+        mut before: Option<Recorded>,
+    ) -> Self {
+        let takes_all = before.is_some() && period.repeats() && period.allocations > 2 * BEYOND;
+        let (since, mut log, translator) = match &mut before {
+            Some(before) if takes_all => {
+                (before.since, mem::take(&mut before.log), mem::take(&mut before.translator))
+            }
+            Some(before) => (since, Log::default(), mem::take(&mut before.translator)),
+            None => (since, Log::default(), Translator::default()),
+        };
+        let other = if takes_all { log.sizes.len() - period.repeating(&log.sizes) } else { 0 };
+        log.forget(other);
         // Where sizes do not come again, two periods are compared at their fewest live bytes.
         let periods = if period.repeats() { 1 } else { 2 };
+        let earlier = sizes[sizes.len() - period.allocations..].to_vec();
         Self {
             period,
             doubled: false,
             logged,
             lasts: period.lasts(sizes, logged),
             checked: false,
-            earlier: sizes[sizes.len() - period.allocations..].to_vec(),
+            earlier: if takes_all { Vec::new() } else { earlier },
             sizes: if period.repeats() { Vec::new() } else { sizes.to_vec() },
             boundaries: Vec::new(),
-            needed: (periods * period.allocations + 1).max(period::EVIDENCE),
-            merged: 0,
-            log: Log::default(),
+            since,
+            before: before.filter(|_| !takes_all),
+            takes_all,
+            needed: if takes_all {
+                period.allocations + period::EXACT_EVIDENCE
+            } else {
+                (periods * period.allocations + 1).max(period::EVIDENCE)
+            },
+            merged: other as u64,
+            log,
             at: None,
-            translator: Translator::default(),
+            translator,
             collector: Collector::new(),
         }
     }
@@ -215,13 +263,29 @@ impl DetectedSteps {
             length = self.period.allocations;
             self.collector.begin_again();
         }
+        let mut next = at + length + period::FINGERPRINT;
+        if self.plans_one_step(until) {
+            next = at + BEYOND;
+            if self.log.sizes.len() >= next {
+                self.collector.begin_next(&self.log.events[self.log.starts[at]..]);
+                self.at = Some(at);
+                return Followed::Enough;
+            }
+        }
+        let more = next.saturating_sub(self.log.sizes.len()).max(1) as u64;
         if self.period.repeats() {
             self.log.forget(at);
             self.merged += at as u64;
             at = 0;
         }
         self.at = Some(at);
-        Followed::More((at + length + period::FINGERPRINT).saturating_sub(self.log.sizes.len()).max(1) as u64)
+        Followed::More(more)
+    }
+
+    /// Whether one step was merged of those recorded before their period was found, and another is not waited for: they are long.
+    fn plans_one_step(&self, until: Until) -> bool {
+        let is_counted = matches!(until, Until::Seen { .. });
+        self.takes_all && !self.doubled && is_counted && self.collector.collected() == 1
     }
 
     /// Steps whose sizes come again after several of them take turns: one turn is merged as one step, in which all lifetimes are known.
@@ -239,6 +303,22 @@ impl DetectedSteps {
         true
     }
 
+    /// The allocation in the size log at which recording began.
+    pub(crate) fn since(&self) -> u64 {
+        self.since
+    }
+
+    /// What was recorded, as long as nothing was merged of it.
+    pub(crate) fn into_recorded(self) -> Option<Recorded> {
+        if self.at.is_some() {
+            return None;
+        }
+        let (since, mut log) =
+            self.before.map_or((self.since, Log::default()), |before| (before.since, before.log));
+        log.append(self.log);
+        Some(Recorded { since, log, translator: self.translator })
+    }
+
     /// Where the steps begin.
     pub(crate) fn start(&self) -> Option<Start> {
         Some(Start { period: self.period, boundary: self.merged + self.at? as u64 })
@@ -247,6 +327,19 @@ impl DetectedSteps {
     /// What is to be planned.
     pub(crate) fn profiles(&self) -> Vec<Arc<StepProfile>> {
         self.collector.profiles(true)
+    }
+}
+
+impl Recorded {
+    /// Takes in the recorder's log up to index `end`; `false` where events were lost.
+    pub(crate) fn read(&mut self, recorder: &Recorder, end: u64) -> bool {
+        recorder.read(end, |event, _| self.log.take(event, &mut self.translator, true))
+    }
+
+    /// Events that may be recorded before it is given up: it must not show in the memory of a small program.
+    pub(crate) fn more(&self) -> u64 {
+        let most = (self.translator.most_alive() / RECORDED_SHARE / RECORDED_BYTES).min(RECORDED_MOST);
+        most.saturating_sub(self.log.events.len() as u64)
     }
 }
 
@@ -265,10 +358,22 @@ impl Log {
         }
     }
 
+    fn append(&mut self, mut log: Log) {
+        let events = self.events.len();
+        self.starts.extend(log.starts.iter().map(|start| start + events));
+        self.events.append(&mut log.events);
+        self.changes.append(&mut log.changes);
+        self.sizes.append(&mut log.sizes);
+    }
+
     /// Drops everything before an allocation.
     fn forget(&mut self, allocations: usize) {
         let events = self.starts.get(allocations).copied().unwrap_or(self.events.len());
         self.events.drain(..events);
+        let is_allocation = |change: &Change| matches!(change, Change::Allocate(_));
+        let mut allocated = self.changes.iter().enumerate().filter(|(_, change)| is_allocation(change));
+        let changes = allocated.nth(allocations).map_or(self.changes.len(), |(at, _)| at);
+        self.changes.drain(..changes);
         self.starts.drain(..allocations);
         self.starts.iter_mut().for_each(|start| *start -= events);
         self.sizes.drain(..allocations);

@@ -9,7 +9,7 @@
 use super::machine::{Action, Machine, MissWindow, Mode, Plan, Snapshot};
 use super::work::{Outcome, Work};
 use crate::backend::Retention;
-use crate::detect::DetectedSteps;
+use crate::detect::{DetectedSteps, Recorded};
 use crate::lookup::Class;
 use crate::policy::*;
 use crate::profile::step_profile::{FINGERPRINT, with_others};
@@ -40,6 +40,7 @@ impl Machine {
     fn look_for_period(&mut self, now: &Snapshot<'_>) {
         if now.is_limited {
             self.drop_cached();
+            self.drop_events();
             return self.observe(Watch::Nothing);
         }
         if self.keeps_to_too_small(now) || now.sizes.is_of_one_size() {
@@ -80,13 +81,20 @@ impl Machine {
             self.waited = start;
             return self.act(Action::WakeAfterSizes(wait));
         }
-        let detected = Box::new(DetectedSteps::new(period, &sizes, all));
+        let mut recorded = self.recorded.take();
+        let goes_on =
+            recorded.as_mut().is_some_and(|recorded| recorded.read(now.recorder, now.recorder.head()));
+        let recorded = recorded.filter(|_| goes_on).map(|recorded| *recorded);
+        let detected = Box::new(DetectedSteps::new(period, &sizes, all, now.sizes.head(), recorded));
         let needed = detected.needed();
-        self.mode = Mode::Following { detected, since: now.sizes.head() };
+        self.mode = Mode::Following(detected);
         // What small blocks of a step leave, the next one wants again.
         self.act(Action::Retain(Retention::Retain));
         self.act(Action::AwaitPlan(true));
         self.act(Action::WakeWhenGrown);
+        if goes_on {
+            return self.follow_now(now);
+        }
         self.act(Action::WakeAfterEvents(Some(needed)));
         self.act(Action::Record { serving: self.plan.is_some(), watch: Watch::All });
     }
@@ -109,6 +117,12 @@ impl Machine {
     /// Goes on with the size log, or ends it where a plan has served for long enough.
     fn found_nothing(&mut self, now: &Snapshot<'_>) {
         let logged = now.sizes.logged();
+        if let Some(recorded) = &self.recorded
+            && now.recorder.unread(now.recorder.head()) >= recorded.more()
+        {
+            self.drop_events();
+            self.observe(Watch::Sizes);
+        }
         let is_done = self
             .plan
             .as_ref()
@@ -170,12 +184,17 @@ impl Machine {
         if !now.recorder.wakes() {
             return self.act(Action::WakeWhenGrown);
         }
-        if let Mode::Following { detected, since } = core::mem::replace(&mut self.mode, Mode::Idle) {
+        self.follow_now(now);
+    }
+
+    fn follow_now(&mut self, now: &Snapshot<'_>) {
+        if let Mode::Following(detected) = core::mem::replace(&mut self.mode, Mode::Idle) {
             let end = now.recorder.head();
             let here = now.recorder.unread(end) <= EVENTS_HERE;
             if !here {
                 self.come_back_soon();
             }
+            let since = detected.since();
             self.work(Work::Follow { detected, end, settings: self.settings }, here, since);
         }
     }
@@ -184,7 +203,7 @@ impl Machine {
         match outcome {
             // Enough.
             Outcome::Follow(detected, 0) => {
-                let Some(start) = detected.start() else { return self.lose() };
+                let Some(start) = detected.start() else { return self.lose(None) };
                 let profiles = with_others(detected.profiles(), &self.profiles_by_use(now));
                 self.work(Work::Plan { profiles, start: Some(start) }, true, since);
             }
@@ -192,38 +211,46 @@ impl Machine {
                 if now.sizes.head() - since > AWAITED_PERIODS * detected.allocations() {
                     self.act(Action::AwaitPlan(false));
                 }
-                self.mode = Mode::Following { detected, since };
+                self.mode = Mode::Following(detected);
                 self.act(Action::WakeAfterEvents(Some(allocations)));
             }
             Outcome::Hard { profiles, start } => {
                 // Nothing more is recorded; the size log alone shows which step the plan comes upon.
                 self.observe(Watch::Sizes);
-                self.act(Action::DropEvents);
+                self.drop_events();
                 self.come_back_soon();
                 self.work(Work::Plan { profiles, start }, false, since);
             }
-            Outcome::Plan(Some(proposal)) if proposal.blocks == 0 => self.lose(),
+            Outcome::Plan(Some(proposal)) if proposal.blocks == 0 => self.lose(None),
             Outcome::Plan(Some(proposal)) if self.plan.is_none() && proposal.bytes() < self.least_bytes() => {
                 self.too_small = proposal.start.map(|start| start.period);
-                self.lose();
+                self.lose(None);
             }
             Outcome::Plan(Some(proposal)) => {
                 self.steps = self.steps.max(1);
                 self.act(Action::WakeAfterEvents(None));
-                self.act(Action::DropEvents);
+                self.drop_events();
                 self.install(proposal, since);
             }
-            _ => self.lose(),
+            Outcome::Lost(recorded) => self.lose(recorded),
+            _ => self.lose(None),
         }
     }
 
-    /// There is no period after all, or nothing in it to plan.
-    fn lose(&mut self) {
+    /// There is no period after all, or nothing in it to plan. What was recorded may be the beginning of a longer one's steps: most often that of
+    /// layers is found first.
+    fn lose(&mut self, recorded: Option<Box<Recorded>>) {
         self.rejected.reject();
         self.retain_for_plan();
         self.act(Action::WakeAfterEvents(None));
-        self.act(Action::DropEvents);
-        self.observe(Watch::Sizes);
+        self.recorded = recorded.filter(|_| self.plan.is_none());
+        if let Some(recorded) = &self.recorded {
+            self.act(Action::WakeAfterEvents(Some(recorded.more())));
+            self.observe(Watch::All);
+        } else {
+            self.drop_events();
+            self.observe(Watch::Sizes);
+        }
         self.act(Action::WakeWhenGrown);
     }
 
@@ -246,8 +273,8 @@ impl Machine {
     pub(super) fn detect_beside(&mut self, now: &Snapshot<'_>) {
         self.miss_limit = self.misses_in_a_step();
         let Some(plan) = &mut self.plan else { return };
-        let logged =
-            now.sizes.logged().max(4 * plan.start.map_or(0, |start| start.period.allocations as u64));
+        let steps = 4 * plan.start.map_or(0, |start| start.period.allocations);
+        let logged = now.sizes.logged().max(steps.min(EARLY_ACCEPT_ALLOCATIONS) as u64);
         // Where nothing was missed, the beginning of the running step is known.
         plan.window.steps = 1;
         (plan.cutoff, plan.early_cutoff) = ((CUTOFF_GROWTH * logged).min(DETECTION_CUTOFF), 2 * logged);
@@ -349,6 +376,9 @@ impl Machine {
 impl Plan {
     /// Whether it serves all that is asked for, as far as was seen.
     fn fits(&self) -> bool {
-        self.window.steps >= EARLY_ACCEPT_STEPS && !self.window.misses_more_than(MISSES_TOLERATED_EARLY)
+        let steps = self.window.steps;
+        let allocations = self.start.map_or(0, |start| start.period.allocations) * steps as usize;
+        let are_enough = steps >= EARLY_ACCEPT_STEPS || steps >= 2 && allocations >= EARLY_ACCEPT_ALLOCATIONS;
+        are_enough && !self.window.misses_more_than(MISSES_TOLERATED_EARLY)
     }
 }

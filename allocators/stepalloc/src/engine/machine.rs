@@ -9,7 +9,7 @@
 
 use super::work::{Outcome, Work};
 use crate::backend::Retention;
-use crate::detect::{DetectedSteps, RejectedPeriods};
+use crate::detect::{DetectedSteps, Recorded, RejectedPeriods};
 use crate::lookup::{Class, Matcher};
 use crate::policy::*;
 use crate::profile::collector::Collector;
@@ -122,8 +122,8 @@ pub(super) enum Mode {
     Idle,
     /// Marked steps are recorded.
     Recording(Box<Collector>),
-    /// Detected steps are recorded, since so many allocations in the size log.
-    Following { detected: Box<DetectedSteps>, since: u64 },
+    /// Detected steps are recorded.
+    Following(Box<DetectedSteps>),
     /// Work is under way; meanwhile marked steps ended at these events.
     Working { ends: Vec<u64>, since: u64 },
 }
@@ -227,6 +227,8 @@ pub(crate) struct Machine {
     pub(super) too_small: Option<Period>,
     /// Periods that were followed and rejected.
     pub(super) rejected: RejectedPeriods,
+    /// What was recorded meanwhile; recording goes on.
+    pub(super) recorded: Option<Box<Recorded>>,
     /// Detected steps waited for, as START says.
     pub(super) waited: u64,
     /// Steps after which it is asked whether another period serves more.
@@ -254,6 +256,7 @@ impl Machine {
             cache: super::cache::Cache::Unknown,
             too_small: None,
             rejected: RejectedPeriods::new(),
+            recorded: None,
             waited: 0,
             tried_for: TRIED_STEPS,
             miss_limit: u32::MAX,
@@ -300,6 +303,14 @@ impl Machine {
         self.act(Action::Observe { serving: self.plan.is_some(), watch });
     }
 
+    /// Nothing that was recorded is of use any more.
+    pub(super) fn drop_events(&mut self) {
+        if self.recorded.take().is_some() {
+            self.act(Action::WakeAfterEvents(None));
+        }
+        self.act(Action::DropEvents);
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         matches!(self.mode, Mode::Idle)
     }
@@ -334,6 +345,9 @@ impl Machine {
         if !matches!(self.mode, Mode::Working { .. }) {
             self.mode = Mode::Idle;
         }
+        if self.recorded.is_some() {
+            self.drop_events();
+        }
         self.observe_for_cache();
     }
 
@@ -362,7 +376,7 @@ impl Machine {
                 ends.push(now.recorder.head());
                 self.mode = Mode::Working { ends, since };
             }
-            Mode::Idle | Mode::Following { .. } => self.look_at_step(now),
+            Mode::Idle | Mode::Following(_) => self.look_at_step(now),
         }
     }
 
@@ -475,7 +489,7 @@ impl Machine {
 
     /// There is no memory to record with.
     fn not_recorded(&mut self) {
-        let detected = matches!(self.mode, Mode::Following { .. });
+        let detected = matches!(self.mode, Mode::Following(_));
         self.mode = Mode::Idle;
         if detected {
             self.failed_plans += 1;
@@ -518,10 +532,10 @@ impl Machine {
             Outcome::Hard { profiles, start } => self.work(Work::Plan { profiles, start }, false, since),
             Outcome::Unalike => self.refuse(now),
             // Of steps that were detected before the program marked any.
-            Outcome::Follow(..) | Outcome::Lost => {}
+            Outcome::Follow(..) | Outcome::Lost(_) => {}
             Outcome::Plan(Some(proposal)) if proposal.start.is_some() => {}
             Outcome::Plan(proposal) => {
-                self.act(Action::DropEvents);
+                self.drop_events();
                 match proposal {
                     Some(proposal) => self.install(proposal, since),
                     None => self.fail(),
@@ -552,6 +566,9 @@ impl Machine {
         self.fill();
         self.retiring = 0;
         self.act(Action::AwaitPlan(false));
+        if self.recorded.is_some() {
+            self.drop_events();
+        }
         self.observe(Watch::Nothing);
         self.act(Action::Retain(Retention::Retain));
         match origin {
@@ -607,7 +624,7 @@ impl Machine {
     pub(super) fn stop_serving(&mut self, now: &Snapshot<'_>) {
         self.mode = Mode::Idle;
         self.plan = None;
-        self.act(Action::DropEvents);
+        self.drop_events();
         self.observe(Watch::Nothing);
         self.act(Action::AwaitPlan(false));
         self.act(Action::Fill(false));
@@ -633,7 +650,7 @@ impl Machine {
         self.act(Action::Fill(false));
         self.act(Action::AwaitPlan(false));
         self.act(Action::Retain(if serving { Retention::Retain } else { Retention::Default }));
-        self.act(Action::DropEvents);
+        self.drop_events();
         self.detect_anew();
     }
 }

@@ -338,6 +338,33 @@ fn recorded_programs_are_planned_soon_and_served() {
 }
 
 #[test]
+fn long_steps_of_several_lengths_are_planned_from_what_was_recorded_before_they_were_found() {
+    // Each length has layers of its own, which are found and lost first, and another number of blocks.
+    let length = |number: u64| {
+        let layer = sizes(20 + 7 * number, 3 * number);
+        [sizes(9, 40 + number), layer.repeat(10)].concat()
+    };
+    let lengths = [0, 1, 2, 3].map(length);
+    let mut simulation = Simulation::new(Settings::DEFAULT);
+    let mut planned = None;
+    for step in 0..24 {
+        simulation.step_of(&lengths[step % lengths.len()]);
+        simulation.finish_work();
+        if simulation.is_planned() && planned.is_none() {
+            planned = Some(step + 1);
+        }
+    }
+    let plan = simulation.machine.plan.as_ref().expect("a plan");
+    let turn: usize = lengths.iter().map(Vec::len).sum();
+    assert_eq!((plan.profiles.len(), plan.profiles[0].sequence.len()), (1, turn));
+    // The evidence for so long a period is 1024 allocations more, and it is looked for after each eighth more.
+    assert!(planned.is_some_and(|step| step <= 2 * lengths.len() + 1), "{planned:?}");
+    let figures = simulation.figures;
+    assert_eq!((figures.fallback.bytes, simulation.machine.plans), (0, 1));
+    assert!(figures.planned.bytes > 0);
+}
+
+#[test]
 fn marked_steps_are_recorded_from_start_until_stable_and_then_served() {
     let mut simulation = Simulation::new(marked(4, 3));
     let sizes = sizes(20, 3);

@@ -1,6 +1,6 @@
 //! Work that takes longer than a boundary may: merging recorded steps, cutting them, planning.
 
-use crate::detect::{DetectedSteps, Followed};
+use crate::detect::{DetectedSteps, Followed, Recorded};
 use crate::policy::{BLOCKS_HERE, GOOD_BYTES, GOOD_RESIDENT_SHARE, GOOD_SHARE, NEAR_LEAST};
 use crate::profile::collector::Collector;
 use crate::profile::proposal::{Aim, Proposal};
@@ -29,8 +29,8 @@ pub(crate) enum Outcome {
     Unalike,
     /// So many more allocations of detected steps are wanted; 0 where they are enough.
     Follow(Box<DetectedSteps>, u64),
-    /// There is no period to follow.
-    Lost,
+    /// There is no period to follow; what was recorded, where that may be of use for another.
+    Lost(Option<Box<Recorded>>),
     /// To be planned beside the program.
     Hard { profiles: Vec<Arc<StepProfile>>, start: Option<Start> },
     /// A plan, or `None` where none could be made.
@@ -78,7 +78,7 @@ impl Work {
                 match detected.follow(means.recorder, end, &settings) {
                     Followed::More(allocations) => Outcome::Follow(detected, allocations.max(1)),
                     Followed::Enough => Outcome::Follow(detected, 0),
-                    Followed::Lost => Outcome::Lost,
+                    Followed::Lost => Outcome::Lost(detected.into_recorded().map(Box::new)),
                 }
             }
             Self::Plan { profiles, start } => {

@@ -332,6 +332,11 @@ impl Heap {
         if !self.serves(size) {
             return None;
         }
+        self.allocate_any(size, align, zeroed, relieve)
+    }
+
+    #[inline(always)]
+    fn allocate_any(&self, size: usize, align: usize, zeroed: bool, relieve: fn(usize)) -> Option<*mut u8> {
         let pages = self.pages_of(size)?;
         let mut victims = Victims::none();
         let (extent, presses) = self.with(|table| {
@@ -339,6 +344,12 @@ impl Heap {
             Some((extent, table.account(self, extent, &mut victims)))
         })??;
         Some(self.begin(extent, extent, &victims, zeroed, (presses, relieve)))
+    }
+
+    /// A block for work of the allocator's own, of any size: free pages here are resident already. `None` where the heap serves nothing.
+    pub(crate) fn lend(&self, size: usize, zeroed: bool) -> Option<*mut u8> {
+        let serves = !matches!(self.least.load(Acquire), 0 | usize::MAX);
+        if serves { self.allocate_any(size, 1, zeroed, |_| ()) } else { None }
     }
 
     /// Pages of a block; `None` where the heap is not as large.

@@ -140,7 +140,7 @@ impl Table {
         let class_bytes = capacity * size_of::<ClassEntry>();
         let family_bytes = families.len() * size_of::<FamilyEntry>();
         let bytes = (slot_bytes + size_of::<Self>() + class_bytes + family_bytes).next_multiple_of(os::PAGE);
-        let map = os::map(bytes)?;
+        let map = os::map_resident(bytes)?;
         let table: *mut Self = map.wrapping_add(slot_bytes).cast();
         let class_mask = (capacity - 1) * size_of::<ClassEntry>();
         let multiplier = best_multiplier(classes, class_mask);

@@ -110,6 +110,11 @@ impl Collector {
         *self = Self { families: core::mem::take(&mut self.families), ..Self::new() };
     }
 
+    /// Steps merged.
+    pub(crate) fn collected(&self) -> u64 {
+        self.collected
+    }
+
     /// Step variants seen.
     pub(crate) fn variants(&self) -> usize {
         self.variants.len()
@@ -195,6 +200,27 @@ impl Collector {
             }
         };
         enough || self.collected > max_steps
+    }
+
+    /// Takes in the beginning of the step after the only one that was merged: of the blocks that lived on beyond that, it shows when they are
+    /// freed. Its own are taken to be freed where it ends.
+    pub(crate) fn begin_next(&mut self, events: &[Event]) {
+        let [variant] = &mut self.variants[..] else { return };
+        let mut alive = Vec::new();
+        let mut next: Vec<Event> = Vec::with_capacity(2 * events.len());
+        for event in events {
+            let mut event = *event;
+            match &mut event {
+                Event::Allocate { block, size, .. } => {
+                    *size = self.families.slot(*size);
+                    alive.push(*block);
+                }
+                Event::Free { block } => alive.retain(|other| other != block),
+            }
+            next.push(event);
+        }
+        next.extend(alive.into_iter().map(|block| Event::Free { block }));
+        variant.steps.step(next);
     }
 
     /// Merges a step with others of its variant; `true` where that changed the profile.
@@ -323,6 +349,11 @@ impl Translator {
     /// The thread that has allocated the block at an address, if it is known.
     fn owner(&self, address: usize) -> Option<u16> {
         self.live.get(&address).map(|&(.., thread)| thread)
+    }
+
+    /// The most bytes that were alive at once, of the blocks it knows.
+    pub(crate) fn most_alive(&self) -> u64 {
+        self.most_alive
     }
 
     /// Appends an event to others; returns the bytes that it frees, as far as they are known.

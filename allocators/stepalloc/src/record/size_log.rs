@@ -22,8 +22,11 @@ const FIRST: u64 = 64;
 const GROWTH: u64 = 8;
 /// The same for samples of its newest part, so that a period that has begun after much else is found within a
 /// step or two. A sample costs 2.4 ns for each of its sizes: all of them together 100 ns an allocation at
-/// first, 40 ns later, and 3 ms until the ring is full.
+/// first, 40 ns later, 20 ns in the end.
 const SOONER: u64 = 64;
+/// From so many allocations on both come half as often: a program without a period is not to pay for ever, and where one begins so late, its
+/// steps come after much else anyway.
+const LATE: u64 = 1 << 14;
 /// The newest part is one in this many of all that was logged,
 const PART: u64 = 8;
 /// and so many allocations at least: three periods of most steps.
@@ -119,7 +122,7 @@ impl SizeLog {
     pub(crate) fn wake_later(&self) {
         let logged = self.logged();
         let pause = if logged <= ENTRIES {
-            (logged / SOONER).max(PAUSE_LEAST)
+            (logged / SOONER * lateness(logged)).max(PAUSE_LEAST)
         } else {
             logged - ENTRIES + ENTRIES / SOONER
         };
@@ -129,7 +132,7 @@ impl SizeLog {
     /// A sample of the log: now and then all entries of the ring, else the newest part.
     pub(crate) fn sample(&self) -> Vec<Class> {
         let (logged, sampled) = (self.logged(), self.sampled.load(Relaxed));
-        if logged >= sampled + sampled / GROWTH {
+        if logged >= sampled + sampled / GROWTH * lateness(sampled) {
             self.sampled.store(logged, Relaxed);
             return self.classes(0);
         }
@@ -171,6 +174,11 @@ impl SizeLog {
         // SAFETY: `entries_since` returns indexes of a ring that is mapped; else as in `log`.
         unsafe { &*self.entries.load(Relaxed).add((index & (ENTRIES - 1)) as usize) }.load(Acquire)
     }
+}
+
+/// What the time to the next sample is multiplied by.
+fn lateness(logged: u64) -> u64 {
+    if logged < LATE { 1 } else { 2 }
 }
 
 #[cfg(test)]
