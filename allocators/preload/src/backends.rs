@@ -528,7 +528,7 @@ fn or_enomem(block: *mut c_void) -> *mut u8 {
 pub(crate) struct Internal;
 
 /// Least size in bytes of a block that the large heap lends.
-const LENT_BYTES: usize = 16 << 10;
+const LENT_BYTES: usize = 8 << 10;
 /// The same of a block that is mapped.
 const MAPPED_BYTES: usize = 256 << 10;
 const PAGE: usize = 4 << 10;

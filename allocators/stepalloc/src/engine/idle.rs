@@ -129,7 +129,7 @@ pub(super) fn watch(settings: &Settings) {
     }
     UNITING.store(settings.huge_pages == HugePages::WhereResident, Relaxed);
     // Where no thread can be had, it is not tried again.
-    let _ = os::start_thread(look, usize::try_from(seconds).unwrap_or(usize::MAX));
+    let _ = os::start_thread(look, usize::try_from(seconds).unwrap_or(usize::MAX), os::STACK_BYTES);
 }
 
 /// Starts the thread that looks, because the large heap has become large. Called within an allocation.

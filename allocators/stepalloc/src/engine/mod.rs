@@ -34,11 +34,13 @@ use crate::settings::{self, HugePages, Settings};
 use crate::statistics::{History, Phase, Statistics, StepFigures};
 use crate::switches::{self, MISS_LIMIT, MISSES_IN_STEP, STATE};
 use core::cell::UnsafeCell;
+use core::ffi::c_void;
 use core::mem;
+use core::ptr;
 use core::sync::atomic::Ordering::*;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 pub use idle::release;
 pub(crate) use idle::{relieve, relieve_of_zeros, trim_backend, watch_heap};
@@ -79,7 +81,7 @@ struct Engine {
     file: Option<Box<PlanFile>>,
     cached: Option<Box<Plans>>,
     /// Work in a thread of its own.
-    beside: Option<JoinHandle<Outcome>>,
+    beside: Option<Arc<Beside>>,
     /// The backend's current retention.
     retention: Retention,
     history: History,
@@ -89,6 +91,66 @@ struct Engine {
     nanoseconds: u64,
     /// Why nothing is planned any more.
     stopped: Option<&'static str>,
+}
+
+/// Work for a thread of its own, which nobody waits for.
+struct Beside {
+    /// The arena's, as [`Means::shift`].
+    shift: Option<u32>,
+    stage: Mutex<Stage>,
+}
+
+enum Stage {
+    Begins(Work),
+    Runs,
+    /// With an outcome, or in a panic.
+    Ended(thread::Result<Outcome>),
+}
+
+impl Beside {
+    fn change(&self, to: Stage) -> Stage {
+        mem::replace(&mut *self.stage.lock().unwrap_or_else(PoisonError::into_inner), to)
+    }
+
+    /// What is to be done.
+    fn begin(&self) -> Option<Work> {
+        match self.change(Stage::Runs) {
+            Stage::Begins(work) => Some(work),
+            Stage::Runs | Stage::Ended(_) => None,
+        }
+    }
+
+    /// What came of it, where that is known.
+    fn outcome(&self) -> Option<thread::Result<Outcome>> {
+        let mut stage = self.stage.try_lock().ok()?;
+        match mem::replace(&mut *stage, Stage::Runs) {
+            Stage::Ended(outcome) => Some(outcome),
+            other => {
+                *stage = other;
+                None
+            }
+        }
+    }
+}
+
+/// The thread of [`Engine::run`]. It allocates nothing as the program would: its first block would cost a backend a heap for the thread.
+extern "C" fn run_beside(shared: *mut c_void) -> *mut c_void {
+    os::name_thread(c"stepalloc");
+    reentrant::guard(|| {
+        // SAFETY: a count of the two was made for this thread.
+        let beside = unsafe { Arc::from_raw(ptr::with_exposed_provenance::<Beside>(shared.addr())) };
+        if let Some(work) = beside.begin() {
+            let outcome = panic::catch_unwind(AssertUnwindSafe(|| run(work, beside.shift, Place::Beside)));
+            beside.change(Stage::Ended(outcome));
+        }
+    });
+    ptr::null_mut()
+}
+
+fn run(work: Work, shift: Option<u32>, place: Place) -> Outcome {
+    crate::fail_point::reach(if place == Place::Beside { "beside" } else { "here" });
+    let resident = os::resident_bytes().0;
+    work.run(Means { recorder: &RECORDER, shift, resident, place })
 }
 
 /// Ends the running step and begins the next one. From any thread.
@@ -320,41 +382,28 @@ impl Engine {
     /// Does work in this thread, or starts it in another.
     fn run(&mut self, work: Work, here: bool) -> Option<Event> {
         let shift = STATE.arena.fixed_shift();
-        let run = move |work: Work, place| {
-            crate::fail_point::reach(if place == Place::Beside { "beside" } else { "here" });
-            let resident = os::resident_bytes().0;
-            work.run(Means { recorder: &RECORDER, shift, resident, place })
-        };
         if here {
-            return Some(Event::Worked(run(work, Place::Here)));
+            return Some(Event::Worked(run(work, shift, Place::Here)));
         }
-        // The work is lost if no thread can be made, so it stays where both can take it.
-        let shared = Arc::new(std::sync::Mutex::new(Some(work)));
-        let beside = Arc::clone(&shared);
-        let take = |shared: &std::sync::Mutex<Option<Work>>| {
-            shared.lock().ok().and_then(|mut work| work.take()).expect("one of the two takes it")
-        };
-        let started = os::with_signals_blocked(|| {
-            thread::Builder::new()
-                .name("stepalloc".into())
-                .spawn(move || reentrant::guard(|| run(take(&beside), Place::Beside)))
-        });
-        match started {
-            Ok(thread) => {
-                self.beside = Some(thread);
-                None
-            }
-            Err(_) => Some(Event::Worked(run(take(&shared), Place::HereOnly))),
+        let beside = Arc::new(Beside { shift, stage: Mutex::new(Stage::Begins(work)) });
+        let shared = Arc::into_raw(Arc::clone(&beside));
+        if os::start_thread(run_beside, shared.expose_provenance(), os::PLANNING_STACK_BYTES) {
+            self.beside = Some(beside);
+            return None;
         }
+        // SAFETY: no thread has the count that was made for it.
+        unsafe { Arc::decrement_strong_count(shared) };
+        let work = beside.begin();
+        work.map(|work| Event::Worked(run(work, shift, Place::HereOnly)))
     }
 
     /// Takes the outcome of work beside the program, where it is done.
     fn finish_work(&mut self) {
-        if let Some(thread) = self.beside.take_if(|thread| thread.is_finished()) {
-            match thread.join() {
-                Ok(outcome) => self.happen(Event::Worked(outcome), None),
-                Err(_) => self.stop(),
-            }
+        let Some(outcome) = self.beside.as_ref().and_then(|beside| beside.outcome()) else { return };
+        self.beside = None;
+        match outcome {
+            Ok(outcome) => self.happen(Event::Worked(outcome), None),
+            Err(_) => self.stop(),
         }
     }
 

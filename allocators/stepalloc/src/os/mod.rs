@@ -364,16 +364,19 @@ pub(crate) fn with_signals_blocked<R>(body: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Bytes of the stack of [`start_thread`]'s threads, where the thread-locals of the program's libraries leave that much.
-const STACK_BYTES: usize = 256 << 10;
+/// Bytes of the stack of a thread that looks after memory, and of one that plans.
+pub(crate) const STACK_BYTES: usize = 256 << 10;
+pub(crate) const PLANNING_STACK_BYTES: usize = 2 << 20;
 
-/// Starts a thread that runs `body` with every signal blocked and is waited for by nobody; `false` where the system refuses.
+/// Starts a thread that runs `body` with every signal blocked and is waited for by nobody; `false` where the system refuses. Its stack has so
+/// many bytes, where the thread-locals of the program's libraries leave that much, else the usual ones.
 ///
 /// The thread itself allocates nothing before `body` does, as a thread of the standard library would: its first block costs a
 /// backend a heap for it, which may be of memory that was not given back yet.
 pub(crate) fn start_thread(
     body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
     argument: usize,
+    stack_bytes: usize,
 ) -> bool {
     with_signals_blocked(|| {
         // SAFETY: the attributes are initialised before they are used, and destroyed once; `body` takes any argument.
@@ -385,8 +388,8 @@ pub(crate) fn start_thread(
             libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
             let mut usual = 0;
             libc::pthread_attr_getstacksize(attributes.as_ptr(), &mut usual);
-            let argument = ptr::without_provenance_mut(argument);
-            let started = [STACK_BYTES, usual].into_iter().any(|bytes| {
+            let argument = ptr::with_exposed_provenance_mut(argument);
+            let started = [stack_bytes, usual].into_iter().any(|bytes| {
                 libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), bytes);
                 let mut thread = MaybeUninit::uninit();
                 libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), body, argument) == 0
