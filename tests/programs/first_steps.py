@@ -2,7 +2,7 @@
 
     first_steps.py PROGRAM ARGUMENTS...
 
-The last line is a JSON list of pairs; the phase is 2 where a plan serves (include/stepalloc.h).
+The last line is a JSON list of pairs; the phase, as stepalloc_phase() says it, is 2 where a plan serves.
 """
 import ctypes, json, resource, runpy, sys, time
 

@@ -182,11 +182,11 @@ fn recommender_trains_alike_from_a_kept_plan() {
 
 /// Steps by which a program that marks nothing is planned. Of the workload of four lengths these are two passes over them.
 const SOON: usize = 8;
-/// Page faults of a step at most once it was seen before: the work of planning is done in pages that are there.
-const FEW_FAULTS: u64 = 200;
+/// Page faults of the step in which the plan comes, and of any after it, at most: planning works in pages that are there.
+const FEW_FAULTS: u64 = 150;
 
-/// The first steps of an unmodified training, `seen` of which are all different.
-fn first_steps(workload: &str, seen: usize) {
+/// The first steps of an unmodified training.
+fn first_steps(workload: &str) {
     let Some(script) = script() else { return };
     let _alone = process::alone();
     let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/first_steps.py");
@@ -197,22 +197,22 @@ fn first_steps(workload: &str, seen: usize) {
     let steps = printed(&mut command);
     let steps: Vec<(u64, u64)> = serde_json::from_value(steps).expect("pairs");
     println!("{workload}: {steps:?}");
-    let planned = steps.iter().position(|&(_, phase)| phase == 2).map(|at| at + 1);
-    assert!(planned.is_some_and(|step| step <= SOON), "planned after step {planned:?}");
-    assert!(steps[seen..].iter().all(|&(faults, _)| faults <= FEW_FAULTS), "{workload}: {steps:?}");
+    let planned = steps.iter().position(|&(_, phase)| phase == 2).expect("a plan");
+    assert!(planned < SOON, "{workload}: {steps:?}");
+    assert!(steps[planned..].iter().all(|&(faults, _)| faults <= FEW_FAULTS), "{workload}: {steps:?}");
 }
 
 #[test]
 fn a_training_is_planned_within_its_first_steps() {
-    first_steps("transformer", 3);
+    first_steps("transformer");
 }
 
 #[test]
 fn sizes_that_follow_the_data_are_planned_within_the_first_steps() {
-    first_steps("recommender", 3);
+    first_steps("recommender");
 }
 
 #[test]
 fn lengths_that_take_turns_are_planned_within_two_passes() {
-    first_steps("varlen", 4);
+    first_steps("varlen");
 }

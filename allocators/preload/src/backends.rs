@@ -601,8 +601,8 @@ unsafe impl GlobalAlloc for Internal {
         // SAFETY: see above; the new size is not 0, and the alignment the old one.
         unsafe {
             let new_layout = Layout::from_size_align_unchecked(new_size, layout.align());
-            let is_glibc = |layout| !Self::may_be_lent(layout);
-            if is_glibc(layout) && is_glibc(new_layout) {
+            let is_small = |layout| !Self::may_be_lent(layout);
+            if is_small(layout) && is_small(new_layout) {
                 return GLIBC.reallocate(block, layout.size(), layout.align(), new_size);
             }
             let new = self.alloc(new_layout);

@@ -55,9 +55,9 @@ pub(crate) const LAYERS: usize = 64;
 /// Periods for which the heap spares pages because a plan is about to come: most come after two or three. A program whose steps are followed for
 /// longer, and maybe in vain, is not to have pages moved all the while.
 pub(crate) const AWAITED_PERIODS: u64 = 4;
-/// Events that are recorded, while no period holds, for one that does: a MiB of them at most, and one part in so many of what the program has
-/// alive.
+/// Upper bound of the events that are kept, while no period holds, for one that does: they take a MiB.
 pub(crate) const RECORDED_MOST: u64 = 1 << 14;
+/// They take at most one part in this many of the most bytes that the program had alive.
 pub(crate) const RECORDED_SHARE: u64 = 64;
 /// Events between two looks at a thread that plans beside the program.
 pub(crate) const SOON: u64 = 64;
@@ -78,7 +78,7 @@ pub(crate) const MISSES_TOLERATED: u64 = 20;
 pub(crate) const MISSES_TOLERATED_EARLY: u64 = 5;
 /// Steps after which a plan that serves all but that is believed, once as much was logged again as before it.
 pub(crate) const EARLY_ACCEPT_STEPS: u32 = 4;
-/// Two long steps are enough, with so many allocations together: they may be several of the program's.
+/// Two steps are enough where they have at least this many allocations together: each may be several of the program's.
 pub(crate) const EARLY_ACCEPT_ALLOCATIONS: usize = 4096;
 /// Steps after which those before count half in a miss window.
 pub(crate) const FADING_STEPS: u32 = 32;

@@ -116,8 +116,8 @@ pub unsafe trait Backend: 'static {
     /// Says what is to become of memory that is not in use.
     fn retain(_retention: Retention) {}
 
-    /// Nothing is learned for some time. Where the allocator is a library of its own, it gives back what that took: memory of its own, and pages
-    /// of its code and constants, which come again from the page cache when they are touched. Learning runs much more code than serving does.
+    /// Nothing is learned for some time. Where the allocator is a library of its own, it gives back pages of its code and
+    /// constants, which come again from the page cache when they are touched. Learning runs much more code than serving does.
     fn end_learning() {}
 
     /// A block of `size` bytes, or null.

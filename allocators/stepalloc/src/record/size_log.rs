@@ -24,8 +24,8 @@ const GROWTH: u64 = 8;
 /// step or two. A sample costs 2.4 ns for each of its sizes: all of them together 100 ns an allocation at
 /// first, 40 ns later, 20 ns in the end.
 const SOONER: u64 = 64;
-/// From so many allocations on both come half as often: a program without a period is not to pay for ever, and where one begins so late, its
-/// steps come after much else anyway.
+/// Logged allocations from which on both kinds of samples come half as often: a program without a period is not to pay for ever, and where one
+/// begins this late, its steps come after much else anyway.
 const LATE: u64 = 1 << 14;
 /// The newest part is one in this many of all that was logged,
 const PART: u64 = 8;
