@@ -58,7 +58,7 @@ pub fn lend(size: usize, zeroed: bool) -> Option<*mut u8> {
 /// # Safety
 /// Nobody uses the block.
 pub unsafe fn take_back(block: *mut u8) -> bool {
-    HEAP.contains(block as usize) && HEAP.release(block as usize)
+    HEAP.contains(block as usize) && HEAP.take_back(block as usize)
 }
 
 /// True for the address of every block in the arena.

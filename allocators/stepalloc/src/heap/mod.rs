@@ -332,15 +332,23 @@ impl Heap {
         if !self.serves(size) {
             return None;
         }
-        self.allocate_any(size, align, zeroed, relieve)
+        self.allocate_any(size, align, zeroed, relieve, |_, _| ())
     }
 
     #[inline(always)]
-    fn allocate_any(&self, size: usize, align: usize, zeroed: bool, relieve: fn(usize)) -> Option<*mut u8> {
+    fn allocate_any(
+        &self,
+        size: usize,
+        align: usize,
+        zeroed: bool,
+        relieve: fn(usize),
+        placed: impl FnOnce(&mut Table, u32),
+    ) -> Option<*mut u8> {
         let pages = self.pages_of(size)?;
         let mut victims = Victims::none();
         let (extent, presses) = self.with(|table| {
             let extent = table.place(self, pages, align)?;
+            placed(table, pages);
             Some((extent, table.account(self, extent, &mut victims)))
         })??;
         Some(self.begin(extent, extent, &victims, zeroed, (presses, relieve)))
@@ -349,7 +357,15 @@ impl Heap {
     /// A block for work of the allocator's own, of any size: free pages here are resident already. `None` where the heap serves nothing.
     pub(crate) fn lend(&self, size: usize, zeroed: bool) -> Option<*mut u8> {
         let serves = !matches!(self.least.load(Acquire), 0 | usize::MAX);
-        if serves { self.allocate_any(size, 1, zeroed, |_| ()) } else { None }
+        let lent = |table: &mut Table, pages: u32| table.retention.lend(pages.into());
+        if serves { self.allocate_any(size, 1, zeroed, |_| (), lent) } else { None }
+    }
+
+    /// Frees a [lent](Heap::lend) block; `false`, and nothing done, where none is at the address.
+    pub(crate) fn take_back(&self, address: usize) -> bool {
+        let Some(block) = self.block(address) else { return false };
+        self.with(|table| table.retention.take_back(block.pages.into()));
+        self.release(address)
     }
 
     /// Pages of a block; `None` where the heap is not as large.

@@ -50,6 +50,8 @@ const PRESSES: u64 = 32;
 pub(super) struct Retention {
     /// Pages of live blocks.
     pub(super) alive: u64,
+    /// Those of them that are lent to the allocator's own work: they take free pages, and no more are kept because of them.
+    lent: u64,
     /// Pages that may be resident: those of live blocks, and free ones that were not given back.
     pub(super) resident: u64,
     /// The most that were alive at once lately.
@@ -78,6 +80,7 @@ impl Retention {
     pub(super) const fn new() -> Self {
         Self {
             alive: 0,
+            lent: 0,
             resident: 0,
             peak: 0,
             newest: 0,
@@ -89,6 +92,11 @@ impl Retention {
             arena: 0,
             total: 0,
         }
+    }
+
+    /// Pages of the program's live blocks.
+    fn asked(&self) -> u64 {
+        self.alive - self.lent
     }
 
     /// Pages that may be resident.
@@ -113,15 +121,25 @@ impl Retention {
     pub(super) fn allocate(&mut self, pages: u64, fresh: u64) -> u64 {
         self.alive += pages;
         self.resident += fresh;
-        self.newest = self.newest.max(self.alive);
-        self.peak = self.peak.max(self.alive);
+        self.newest = self.newest.max(self.asked());
+        self.peak = self.peak.max(self.asked());
         if fresh == 0 { 0 } else { self.resident.saturating_sub(self.allowed()) }
+    }
+
+    /// The block of `pages` that is allocated next is lent.
+    pub(super) fn lend(&mut self, pages: u64) {
+        self.lent += pages;
+    }
+
+    /// A lent block of `pages` is about to be freed.
+    pub(super) fn take_back(&mut self, pages: u64) {
+        self.lent -= pages;
     }
 
     /// The arena's pages that would raise the process's peak now, and are to go: 0, or many.
     #[inline]
     pub(super) fn presses(&mut self) -> u64 {
-        let total = self.alive + self.arena;
+        let total = self.asked() + self.arena;
         if self.arena == 0 {
             self.total = self.total.max(total);
         }
@@ -150,12 +168,12 @@ impl Retention {
 
     /// A plan is about to hold `arena` pages beside what is alive here, and is worth it.
     pub(super) fn expect(&mut self, arena: u64) {
-        self.total = self.total.max(self.alive + arena);
+        self.total = self.total.max(self.asked() + arena);
     }
 
     /// The arena has given what it can: all of the rest is needed.
     pub(super) fn relieved(&mut self) {
-        self.total = self.total.max(self.alive + self.arena);
+        self.total = self.total.max(self.asked() + self.arena);
     }
 
     /// Says what it took to do what [`Retention::allocate`] said: pages that went back, and may fault again, and nanoseconds, up to `now`.
@@ -181,15 +199,16 @@ impl Retention {
     /// Forgets the peak. Returns the pages that are to go back for it.
     pub(super) fn forget(&mut self) -> u64 {
         self.seconds = [0; SECONDS];
-        (self.peak, self.newest) = (self.alive, self.alive);
+        (self.peak, self.newest) = (self.asked(), self.asked());
         self.resident.saturating_sub(self.allowed())
     }
 
     /// Called about once a second, where anybody can: forgets what was alive longer ago. Returns the pages that are to go back for it.
     pub(super) fn second(&mut self) -> u64 {
         self.seconds.rotate_right(1);
-        self.seconds[0] = mem::replace(&mut self.newest, self.alive);
-        self.peak = self.seconds.iter().fold(self.alive, |most, &alive| most.max(alive));
+        let asked = self.asked();
+        self.seconds[0] = mem::replace(&mut self.newest, asked);
+        self.peak = self.seconds.iter().fold(asked, |most, &alive| most.max(alive));
         self.resident.saturating_sub(self.allowed())
     }
 }
@@ -239,6 +258,31 @@ mod tests {
             growing.regret(0, 100_000, 0);
         }
         assert_eq!(growing.slack, SLACK_FIRST);
+    }
+
+    #[test]
+    fn what_is_lent_takes_free_pages_and_leaves_none() {
+        let mut retention = Retention::new();
+        retention.allocate(10_000, 10_000);
+        freed(&mut retention, 9_000);
+        retention.lend(2_000);
+        // As many free pages give way as it does not find where it lies.
+        let excess = retention.allocate(2_000, 1_500);
+        assert_eq!(excess, 1_500 - LEAST);
+        retention.resident -= excess;
+        // The program is at its peak meanwhile.
+        retention.lend(100);
+        retention.allocate(100, 0);
+        let beyond = retention.alive + 9_000 - retention.resident;
+        retention.allocate(9_000, beyond);
+        assert_eq!(retention.peak, 10_000);
+        freed(&mut retention, 9_000);
+        retention.take_back(2_000);
+        freed(&mut retention, 2_000);
+        assert_eq!((retention.asked(), retention.alive), (1_000, 1_100));
+        // It goes back where the heap would grow.
+        let beyond = retention.resident - 10_000 - LEAST;
+        assert_eq!(retention.allocate(3_000, 1_000), beyond + 1_000);
     }
 
     #[test]
