@@ -143,6 +143,17 @@ impl Period {
 
     /// How many of the newest sizes repeat, those of the first period included; a few that come out of the order do not count.
     pub fn repeating(&self, sizes: &[u64]) -> usize {
+        if !self.repeats() {
+            let two = 2 * self.allocations + 1;
+            let holds = |begin: usize| self.holds(&sizes[begin..begin + two]);
+            let Some(mut begin) = sizes.len().checked_sub(two).filter(|&begin| holds(begin)) else {
+                return self.allocations.min(sizes.len());
+            };
+            while begin > 0 && holds(begin.saturating_sub(self.allocations)) {
+                begin = begin.saturating_sub(self.allocations);
+            }
+            return sizes.len() - begin;
+        }
         let differs = |at: usize| !alike(sizes[at], sizes[at - self.allocations]);
         let mut begin = sizes.len();
         let mut differing = 0;
@@ -682,6 +693,16 @@ mod tests {
         assert!(begins.contains(&(sizes.len() - period(one.len()).repeating(&sizes))));
         assert_eq!(period(one.len()).repeating(&warm_up(500)), one.len());
         assert_eq!(period(600).repeating(&one), one.len(), "all there are");
+        // Steps of several lengths, of which only the contour comes again.
+        let lengths: Vec<u64> = (0..4).flat_map(|turn| step(9, 10_000 + 3_000 * turn)).collect();
+        let contour = Period { share: 0.1, ..period(one.len()) };
+        let begin = |before: usize| {
+            let sizes = [warm_up(before), lengths.clone()].concat();
+            sizes.len() - contour.repeating(&sizes)
+        };
+        assert_eq!(begin(0), 0);
+        assert!((400..=500 + one.len() / 8).contains(&begin(500)), "{}", begin(500));
+        assert_eq!(contour.repeating(&warm_up(500)), one.len());
     }
 
     #[test]

@@ -51,9 +51,9 @@ pub(crate) struct DetectedSteps {
     boundaries: Vec<usize>,
     /// The allocation in the size log at which recording began.
     since: u64,
-    /// What was recorded before that.
+    /// What was recorded before that, and is no part of the log.
     before: Option<Recorded>,
-    /// That is part of the log, as far back as the period holds.
+    /// The log goes back as far as the period holds.
     takes_all: bool,
     /// Allocations to be recorded before the first cut.
     needed: usize,
@@ -136,7 +136,8 @@ impl RejectedPeriods {
 
 impl DetectedSteps {
     /// Begins to follow a period found in these sizes, the newest of `logged`, at an allocation `since` which all is recorded, and maybe for
-    /// longer. What was recorded before is of use to a long period: a short one may be that of layers, which will not hold for another.
+    /// longer. What was recorded before that is of use as far back as the period holds, but to a short one whose sizes come again: that may be one
+    /// of layers, which will not hold for another.
     pub(crate) fn new(
         period: Period,
         sizes: &[u64],
@@ -144,16 +145,18 @@ impl DetectedSteps {
         since: u64,
         mut before: Option<Recorded>,
     ) -> Self {
-        let takes_all = before.is_some() && period.repeats() && period.allocations > 2 * BEYOND;
-        let (since, mut log, translator) = match &mut before {
-            Some(before) if takes_all => {
-                (before.since, mem::take(&mut before.log), mem::take(&mut before.translator))
+        let is_short = period.repeats() && period.allocations <= 2 * BEYOND;
+        let takes_all = before.is_some() && !is_short;
+        let (mut since, mut log, mut translator, mut other) =
+            (since, Log::default(), Translator::default(), 0);
+        if let Some(before) = &mut before {
+            translator = mem::take(&mut before.translator);
+            if takes_all {
+                (since, log) = (before.since, mem::take(&mut before.log));
+                other = log.sizes.len() - period.repeating(&log.sizes);
+                before.log = log.forget(other);
             }
-            Some(before) => (since, Log::default(), mem::take(&mut before.translator)),
-            None => (since, Log::default(), Translator::default()),
-        };
-        let other = if takes_all { log.sizes.len() - period.repeating(&log.sizes) } else { 0 };
-        log.forget(other);
+        }
         // Where sizes do not come again, two periods are compared at their fewest live bytes.
         let periods = if period.repeats() { 1 } else { 2 };
         let earlier = sizes[sizes.len() - period.allocations..].to_vec();
@@ -167,9 +170,9 @@ impl DetectedSteps {
             sizes: if period.repeats() { Vec::new() } else { sizes.to_vec() },
             boundaries: Vec::new(),
             since,
-            before: before.filter(|_| !takes_all),
+            before,
             takes_all,
-            needed: if takes_all {
+            needed: if takes_all && period.repeats() {
                 period.allocations + period::EXACT_EVIDENCE
             } else {
                 (periods * period.allocations + 1).max(period::EVIDENCE)
@@ -285,7 +288,11 @@ impl DetectedSteps {
     /// Whether one step was merged of those recorded before their period was found, and another is not waited for: they are long.
     fn plans_one_step(&self, until: Until) -> bool {
         let is_counted = matches!(until, Until::Seen { .. });
-        self.takes_all && !self.doubled && is_counted && self.collector.collected() == 1
+        self.takes_all
+            && self.period.repeats()
+            && !self.doubled
+            && is_counted
+            && self.collector.collected() == 1
     }
 
     /// Steps whose sizes come again after several of them take turns: one turn is merged as one step, in which all lifetimes are known.
@@ -366,16 +373,19 @@ impl Log {
         self.sizes.append(&mut log.sizes);
     }
 
-    /// Drops everything before an allocation.
-    fn forget(&mut self, allocations: usize) {
+    /// Drops everything before an allocation, and returns it.
+    fn forget(&mut self, allocations: usize) -> Self {
         let events = self.starts.get(allocations).copied().unwrap_or(self.events.len());
-        self.events.drain(..events);
         let is_allocation = |change: &Change| matches!(change, Change::Allocate(_));
         let mut allocated = self.changes.iter().enumerate().filter(|(_, change)| is_allocation(change));
         let changes = allocated.nth(allocations).map_or(self.changes.len(), |(at, _)| at);
-        self.changes.drain(..changes);
-        self.starts.drain(..allocations);
+        let forgotten = Self {
+            events: self.events.drain(..events).collect(),
+            changes: self.changes.drain(..changes).collect(),
+            starts: self.starts.drain(..allocations).collect(),
+            sizes: self.sizes.drain(..allocations).collect(),
+        };
         self.starts.iter_mut().for_each(|start| *start -= events);
-        self.sizes.drain(..allocations);
+        forgotten
     }
 }

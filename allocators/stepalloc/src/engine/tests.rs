@@ -365,6 +365,38 @@ fn long_steps_of_several_lengths_are_planned_from_what_was_recorded_before_they_
 }
 
 #[test]
+fn so_are_steps_of_which_only_the_contour_comes_again() {
+    // Each length asks for as many blocks, of other sizes. Loops within them are found and lost first.
+    let step = |length: usize| -> Vec<u64> {
+        let sizes = [sizes(90, 3), sizes(29, 5).repeat(4)].concat();
+        sizes.iter().map(|size| size * [5, 8, 6, 7][length % 4] / 8).collect()
+    };
+    // After so many blocks of libraries being loaded.
+    for before in [800, 1400, 1800] {
+        let mut simulation = Simulation::new(Settings::DEFAULT);
+        let mut state = 1;
+        for _ in 0..before {
+            simulation.step_of(&[(32 << 10) + random(&mut state) % 100_000]);
+        }
+        let mut planned = None;
+        for length in 0..24 {
+            simulation.step_of(&step(length));
+            simulation.finish_work();
+            if simulation.is_planned() && planned.is_none() {
+                planned = Some(length + 1);
+            }
+        }
+        let plan = simulation.machine.plan.as_ref().expect("a plan");
+        assert_eq!((plan.profiles.len(), plan.profiles[0].sequence.len()), (1, 4 * step(0).len()));
+        // Recorded from when they were found on, they would be planned one step later.
+        assert!(planned.is_some_and(|step| step <= 7), "{before}: {planned:?}");
+        // Those that live on at the end of the only turn that was recorded have no slots.
+        assert!(simulation.figures.fallback.allocations <= 2, "{:?}", simulation.figures.fallback);
+        assert_eq!(simulation.machine.plans, 1);
+    }
+}
+
+#[test]
 fn marked_steps_are_recorded_from_start_until_stable_and_then_served() {
     let mut simulation = Simulation::new(marked(4, 3));
     let sizes = sizes(20, 3);
