@@ -67,6 +67,8 @@
 //! timed: the same problem, effort and seed give the same plan everywhere, on any number of threads, unless a time limit
 //! or the caller ends it.
 //!
+//! Of plans of that height [`locality::reuse_recent`] makes one whose blocks come where memory was used just before, for caches' sake.
+//!
 //! With **constraints** the skylines see only the hulls of blocks; first fit among pieces of blocks, O(n log n) for each,
 //! and a walk from it do the rest.
 //!
@@ -112,6 +114,7 @@ pub mod lifetime;
 mod limits;
 mod lines;
 pub mod load;
+pub mod locality;
 mod mosaic;
 mod needs;
 mod online;
