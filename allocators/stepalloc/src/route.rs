@@ -378,8 +378,7 @@ pub unsafe fn reallocate<B: Backend>(
                 return new;
             }
             if old_size >= threshold {
-                // It is as it was.
-                record(mode & !SAMPLING, block, old_size, align, None);
+                record_kept(mode, block, old_size, align);
             }
             if !extent {
                 return new;
@@ -524,6 +523,17 @@ fn record_free(mode: u32, block: *mut u8, size: usize) {
     }
     if mode & TRACING != 0 {
         trace(Traced::Free { address });
+    }
+}
+
+/// A block that was said to be freed is as it was.
+#[cold]
+fn record_kept(mode: u32, block: *mut u8, size: usize, align: usize) {
+    record(mode & TRACING, block, size, align, None);
+    if mode & RECORDING != 0
+        && let Some(class) = planned_class(block, size, align)
+    {
+        RECORDER.log(Event::Keep { address: block as usize, class }, switches::lane());
     }
 }
 

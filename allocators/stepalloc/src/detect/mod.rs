@@ -352,11 +352,17 @@ impl Recorded {
 
 impl Log {
     fn take(&mut self, event: Event, translator: &mut Translator, looking: bool) {
+        let before = self.events.len();
         let freed = translator.take(event, 0, &mut self.events);
+        if self.events.len() < before {
+            // The newest free was none.
+            self.changes.pop_if(|change| matches!(change, Change::Free(_)));
+            return;
+        }
         if looking && freed > 0 {
             self.changes.push(Change::Free(freed));
         }
-        if let Event::Allocate { class, .. } | Event::Move { class, .. } = event {
+        if let Event::Allocate { class, .. } | Event::Move { class, .. } | Event::Keep { class, .. } = event {
             self.starts.push(self.events.len() - 1);
             self.sizes.push(class.bytes());
             if looking {

@@ -134,7 +134,8 @@ impl Collector {
                 // A block there whose free was not seen is taken for freed.
                 recorder::Event::Free { address, .. }
                 | recorder::Event::Allocate { address, .. }
-                | recorder::Event::Move { address, .. } => self.translator.owner(address),
+                | recorder::Event::Move { address, .. }
+                | recorder::Event::Keep { address, .. } => self.translator.owner(address),
             };
             if owner.is_some_and(|owner| owner != thread) {
                 self.lanes.mix();
@@ -356,10 +357,12 @@ impl Translator {
         self.most_alive
     }
 
-    /// Appends an event to others; returns the bytes that it frees, as far as they are known.
+    /// Appends an event to others, or takes the last one back, a free that was none; returns the bytes that it frees, as far as they are known.
     pub(crate) fn take(&mut self, event: recorder::Event, thread: u16, events: &mut Vec<Event>) -> u64 {
         let (address, class, from) = match event {
-            recorder::Event::Allocate { address, class } => (address, class, None),
+            recorder::Event::Allocate { address, class } | recorder::Event::Keep { address, class } => {
+                (address, class, None)
+            }
             recorder::Event::Move { address, class, from } => (address, class, Some(from)),
             recorder::Event::Free { address, bytes } => {
                 let Some((block, bytes, _)) = self.live.remove(&address) else { return bytes as u64 };
@@ -372,6 +375,15 @@ impl Translator {
         // Other threads may have logged between the free and the allocation of one realloc. Then the two blocks are
         // not known to overlap, and a slot may be occupied once; the arena bears that.
         let freed_just_now = events.last() == Some(&Event::Free { block: self.freed.1 });
+        if let recorder::Event::Keep { .. } = event
+            && self.freed.0 == address
+            && freed_just_now
+        {
+            events.pop();
+            self.live.insert(address, (self.freed.1, class.bytes(), thread));
+            self.alive += class.bytes();
+            return 0;
+        }
         let moved_from = (from == Some(self.freed.0) && freed_just_now).then_some(self.freed.1);
         let block = self.next_block;
         self.next_block = block.wrapping_add(1);
@@ -407,5 +419,39 @@ impl Hasher for AddressHasher {
     fn write_usize(&mut self, value: usize) {
         let mixed = (self.0 ^ value as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         self.0 = mixed ^ (mixed >> 32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lookup::Class;
+    use crate::record::recorder::Event as Recorded;
+
+    #[test]
+    fn a_block_that_could_not_be_reallocated_lives_on() {
+        let class = |bytes| Class::of(bytes, 64).expect("a size that can be");
+        let (old, new) = (class(40_000), class(41_000));
+        let mut translator = Translator::default();
+        let mut events = Vec::new();
+        for event in [
+            Recorded::Allocate { address: 64, class: old },
+            Recorded::Free { address: 64, bytes: 40_000 },
+            Recorded::Keep { address: 64, class: old },
+            // It is copied to another place instead.
+            Recorded::Free { address: 64, bytes: 40_000 },
+            Recorded::Move { address: 128, class: new, from: 64 },
+        ] {
+            translator.take(event, 0, &mut events);
+        }
+        let allocate = |block, class: Class, moved_from| Event::Allocate {
+            block,
+            size: class.bytes(),
+            align: class.align(),
+            moved_from,
+        };
+        let lived = [allocate(0, old, None), Event::Free { block: 0 }, allocate(1, new, Some(0))];
+        assert_eq!(events, lived);
+        assert_eq!(translator.alive, new.bytes());
     }
 }

@@ -338,7 +338,8 @@ mod tests {
             let Input::Trace { steps, .. } = input else { panic!("{}: no trace", path.display()) };
             let shift = granule_shift(&steps.problem, steps.problem.load().max);
             let problem = rounded(&steps.problem, shift);
-            let plan = Planner::new().plan(&problem).expect("a plan");
+            let mut plan = Planner::new().plan(&problem).expect("a plan");
+            locality::reuse_recent(&problem, &mut plan.offsets, plan.height, CACHE_BYTES);
             let granules = |bytes: u64| (bytes >> shift) as u32;
             let blocks = problem.blocks.iter().zip(&plan.offsets);
             let runs: Vec<_> =

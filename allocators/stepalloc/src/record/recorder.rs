@@ -31,6 +31,8 @@ pub(crate) enum Event {
     Move { address: usize, class: Class, from: usize },
     /// The block at an address, of so many bytes or a few less, is about to be freed.
     Free { address: usize, bytes: usize },
+    /// That was logged just before, and was not so: the block could not be reallocated, and is as it was.
+    Keep { address: usize, class: Class },
 }
 
 /// A ring of entries with one counter for writers.
@@ -48,7 +50,7 @@ pub(crate) struct Recorder {
 /// An event; a move is two of them. (Sixteen bytes: a step of a thousand blocks touches eight pages of the log.)
 #[repr(C)]
 struct Entry {
-    /// What happened, [`ALLOCATED`], [`FREED`] or [`MOVED`], in the low bits; above them the class, or the bytes that were freed; above
+    /// What happened, [`ALLOCATED`], [`FREED`], [`MOVED`] or [`KEPT`], in the low bits; above them the class, or the bytes that were freed; above
     /// [`THREAD_SHIFT`] the thread.
     what: AtomicU64,
     /// The address in its low [`ADDRESS_BITS`]; above them the lap of the ring, stored last: says that the entry is complete.
@@ -62,6 +64,7 @@ const ALLOCATED: u64 = 0;
 const FREED: u64 = 1;
 /// The next entry says where this block is from now on.
 const MOVED: u64 = 2;
+const KEPT: u64 = 3;
 const KIND_BITS: u32 = 2;
 /// Sizes have at most 47 bits.
 const THREAD_SHIFT: u32 = 49;
@@ -136,6 +139,7 @@ impl Recorder {
                 entry.write(lap, address, class.to_bits(), ALLOCATED, thread)
             }
             Event::Free { address, bytes } => entry.write(lap, address, bytes as u64, FREED, thread),
+            Event::Keep { address, class } => entry.write(lap, address, class.to_bits(), KEPT, thread),
             Event::Move { address, class, from } => {
                 entry.write(lap, from, 0, MOVED, thread);
                 next.0.write(next.1, address, class.to_bits(), ALLOCATED, thread);
@@ -193,6 +197,7 @@ impl Recorder {
                         };
                         visit(event, thread);
                     }
+                    (KEPT, Some(class)) => visit(Event::Keep { address, class }, thread),
                     _ => visit(Event::Free { address, bytes: what as usize }, thread),
                 }
             }
