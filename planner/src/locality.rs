@@ -4,10 +4,9 @@
 //! hands out again what was freed last does better, and so can a plan: most blocks of a step live for a short time only, meet few others,
 //! and may lie at many offsets without a byte more of height. Each block in turn, in the order of allocation, is moved to the offset
 //! that has most of the bytes that other blocks have left within the last few MiB of *traffic*: what is written when a
-//! block is allocated, and read until it is freed. On the recorded steps a cache of 2 MiB, simulated by pages, misses a twentieth to an eighth
-//! less often.
+//! block is allocated, and read until it is freed.
 //!
-//! Quadratic in the blocks, with a small constant: a millisecond for 300.
+//! Each block is compared with all others: quadratic, with a small constant.
 
 use crate::problem::{Block, Problem};
 

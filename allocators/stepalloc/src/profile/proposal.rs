@@ -34,7 +34,7 @@ const NEAR_BYTES: usize = 256 << 10;
 /// Traffic after which a processor's own cache of 2 MiB has forgotten a block: blocks are placed where one was freed since then.
 const CACHE_BYTES: u64 = 4 << 20;
 
-/// Steps of more blocks are not looked through for that: it takes a tenth of a second for so many.
+/// Steps of more blocks are not looked through for that: the time grows with their square.
 const REUSED_BLOCKS: usize = 4096;
 
 /// The share of the load that rounding sizes up to a granule may add: one part in this many. Below what users notice;
