@@ -8,124 +8,125 @@
 //!
 //! Each block is compared with all others: quadratic, with a small constant.
 
-use crate::problem::{Block, Problem};
+use crate::gaps::{Range, without};
+use crate::problem::Problem;
+use crate::timeline::{Item, Timeline, align_up, meet};
 
 /// Blocks freed before a block that are looked at, the newest first.
 const RECENT: usize = 16;
-/// A move must gain so many parts of the block's size.
+/// A move must gain at least this share of the block's size.
 const GAIN: f64 = 1.0 / 64.0;
 
-/// A range of bytes, from its first to behind its last.
-type Range = (u64, u64);
-
-/// Moves blocks of a valid plan to where memory was used just before, as far as a cache of `cache` bytes remembers, and returns how many
-/// moved. The plan stays valid, and no higher than `height`. Problems with constraints are left as they are.
+/// Moves blocks of a valid plan to where memory was used just before, as far as a cache that forgets after `cache` bytes of traffic remembers,
+/// and returns how many moved. The plan stays valid, and no higher than `height`. Problems with constraints are left as they are.
 pub fn reuse_recent(problem: &Problem, offsets: &mut [u64], height: u64, cache: u64) -> usize {
     if !problem.constraints.is_empty() || problem.blocks.len() != offsets.len() {
         return 0;
     }
-    let blocks = &problem.blocks;
-    let traffic = Traffic::of(problem);
-    let mut order: Vec<usize> = (0..blocks.len()).filter(|&at| blocks[at].size > 0).collect();
-    order.sort_unstable_by_key(|&at| (blocks[at].lower, at));
-    let (mut recent, mut held, mut gaps) =
-        (Vec::with_capacity(RECENT), Vec::with_capacity(order.len()), Vec::new());
+    let timeline = Timeline::new(problem);
+    let traffic = Traffic::of(&timeline);
+    let mut order: Vec<u32> = (0..timeline.items.len() as u32).collect();
+    order.sort_unstable_by_key(|&at| (timeline.items[at as usize].lower, at));
+    let (mut recent, mut held, mut gaps) = (Vec::new(), Vec::new(), Vec::new());
     let mut cold = [Vec::new(), Vec::new()];
     let mut moved = 0;
     for at in order {
         recent.clear();
-        recent.extend(traffic.recent(at, cache, blocks, offsets));
-        if recent.is_empty() {
+        recent.extend(traffic.recent(at, cache).map(|(other, warm)| (range(other, offsets), warm)));
+        let item = &timeline.items[at as usize];
+        let mut warmth = |offset: u64| warmth((offset, offset + item.size), &recent, &mut cold);
+        let old = offsets[item.block as usize];
+        let (mut best, mut warmest) = (old, warmth(old) + item.size as f64 * GAIN);
+        if recent.is_empty() || warmest >= item.size as f64 {
             continue;
         }
-        let block = &blocks[at];
-        let mut warmth = |offset: u64| warmth((offset, offset + block.size), &recent, &mut cold);
-        let (mut best, mut warmest) = (offsets[at], warmth(offsets[at]) + block.size as f64 * GAIN);
-        if warmest >= block.size as f64 {
-            continue;
-        }
-        find_gaps(at, problem, offsets, height, &mut held, &mut gaps);
+        held.clear();
+        let lives = |item: &Item| (item.lower, item.upper);
+        let others = timeline.items.iter().filter(|other| other.block != item.block);
+        let alive = others.filter(|other| meet(lives(item), lives(other), timeline.turn));
+        held.extend(alive.map(|other| range(other, offsets)));
+        held.sort_unstable();
+        without(&[(0, height)], held.iter().copied(), item.size, &mut gaps);
         for &gap in &gaps {
-            let last = gap.1 - block.size;
+            let last = gap.1 - item.size;
             for &((from, to), _) in &recent {
                 // Only where the gap has some of it.
                 if from >= gap.1 || to <= gap.0 {
                     continue;
                 }
-                for wanted in [from, to.saturating_sub(block.size)] {
-                    let offset = wanted.clamp(gap.0, last).next_multiple_of(block.align.max(1));
-                    if offset <= last && offset != best {
-                        let warm = warmth(offset);
-                        if warm > warmest {
-                            (best, warmest) = (offset, warm);
-                        }
+                for wanted in [from, to.saturating_sub(item.size)] {
+                    let offset = align_up(wanted.clamp(gap.0, last), item.align);
+                    let warm = if offset <= last { warmth(offset) } else { 0.0 };
+                    if warm > warmest {
+                        (best, warmest) = (offset, warm);
                     }
                 }
             }
         }
-        moved += usize::from(best != offsets[at]);
-        offsets[at] = best;
+        moved += usize::from(best != old);
+        offsets[item.block as usize] = best;
     }
     moved
 }
 
+/// Where a block lies.
+fn range(item: &Item, offsets: &[u64]) -> Range {
+    let offset = offsets[item.block as usize];
+    (offset, offset + item.size)
+}
+
 /// When blocks are written and read, in bytes of traffic.
-struct Traffic {
+struct Traffic<'a> {
+    items: &'a [Item],
     /// Of each block's begin, before it is written.
     begins: Vec<u64>,
     /// Of each block's end, in order, and which block that is.
-    ends: Vec<(u64, usize)>,
+    ends: Vec<(u64, u32)>,
     /// Of a whole period, where there is one.
     period: Option<u64>,
 }
 
-impl Traffic {
-    fn of(problem: &Problem) -> Self {
-        let time = |time: u64| problem.period.map_or(time, |period| time % period.max(1));
-        let mut events = Vec::with_capacity(2 * problem.blocks.len());
-        for (at, block) in problem.blocks.iter().enumerate() {
-            events.push((time(block.upper), false, at));
-            events.push((time(block.lower), true, at));
+impl<'a> Traffic<'a> {
+    fn of(timeline: &'a Timeline) -> Self {
+        let items = &timeline.items;
+        let mut events = Vec::with_capacity(2 * items.len());
+        for (at, item) in items.iter().enumerate() {
+            events.push((item.upper % timeline.turn.max(1), false, at as u32));
+            events.push((item.lower, true, at as u32));
         }
         // What is freed before what is allocated at the same time.
         events.sort_unstable();
-        let (mut begins, mut ends) =
-            (vec![0; problem.blocks.len()], Vec::with_capacity(problem.blocks.len()));
+        let (mut begins, mut ends) = (vec![0; items.len()], Vec::with_capacity(items.len()));
         let mut bytes = 0u64;
         for (_, begins_here, at) in events {
             if begins_here {
-                begins[at] = bytes;
+                begins[at as usize] = bytes;
             }
-            bytes = bytes.saturating_add(problem.blocks[at].size);
+            bytes = bytes.saturating_add(items[at as usize].size);
             if !begins_here {
                 ends.push((bytes, at));
             }
         }
-        Self { begins, ends, period: problem.period.map(|_| bytes) }
+        Self { items, begins, ends, period: timeline.circular().then_some(bytes) }
     }
 
-    /// Where the blocks lie that ended within `cache` bytes of traffic before this one's begin, the newest first, and how warm each still is:
-    /// from 1 down to a half.
-    fn recent(
-        &self,
-        at: usize,
-        cache: u64,
-        blocks: &[Block],
-        offsets: &[u64],
-    ) -> impl Iterator<Item = (Range, f64)> {
-        let begin = self.begins[at];
+    /// The blocks that ended within `cache` bytes of traffic before this one's begin, the newest first, and how warm each still is: from 1 down
+    /// to a half.
+    fn recent(&self, at: u32, cache: u64) -> impl Iterator<Item = (&Item, f64)> {
+        let begin = self.begins[at as usize];
         let next = self.ends.partition_point(|&(end, _)| end <= begin);
         let before = self.ends[..next].iter().rev().map(move |&(end, other)| (begin - end, other));
-        let period = self.period.unwrap_or(0);
-        let wrapped = self.ends[next..].iter().rev().map(move |&(end, other)| (begin + period - end, other));
-        let wrapped = wrapped.filter(move |_| self.period.is_some());
-        let range = move |other: usize| (offsets[other], offsets[other] + blocks[other].size);
+        let wrapped = self.period.into_iter().flat_map(move |period| {
+            self.ends[next..].iter().rev().map(move |&(end, other)| (begin + period - end, other))
+        });
         before
             .chain(wrapped)
             .take_while(move |&(distance, _)| distance <= cache)
-            .filter(move |&(_, other)| other != at && blocks[other].size > 0)
+            .filter(move |&(_, other)| other != at)
             .take(RECENT)
-            .map(move |(distance, other)| (range(other), 1.0 - distance as f64 / (2 * cache.max(1)) as f64))
+            .map(move |(distance, other)| {
+                (&self.items[other as usize], 1.0 - distance as f64 / (2 * cache.max(1)) as f64)
+            })
     }
 }
 
@@ -153,52 +154,11 @@ fn warmth(range: Range, recent: &[(Range, f64)], [cold, next]: &mut [Vec<Range>;
     warm
 }
 
-/// Puts what blocks that are alive with this one leave free into `gaps`, where it has room; `held` is for what these have.
-fn find_gaps(
-    at: usize,
-    problem: &Problem,
-    offsets: &[u64],
-    height: u64,
-    held: &mut Vec<Range>,
-    gaps: &mut Vec<Range>,
-) {
-    let block = &problem.blocks[at];
-    let others = problem.blocks.iter().zip(offsets).enumerate();
-    held.clear();
-    held.extend(
-        others
-            .filter(|&(other, (it, _))| other != at && it.size > 0 && meet(block, it, problem.period))
-            .map(|(_, (it, &offset))| (offset, offset + it.size)),
-    );
-    held.sort_unstable();
-    gaps.clear();
-    let mut free = 0;
-    for &(from, to) in held.iter().chain([&(height, height)]) {
-        if from.saturating_sub(free) >= block.size {
-            gaps.push((free, from));
-        }
-        free = free.max(to);
-    }
-}
-
-/// Whether two blocks are ever alive at once.
-fn meet(one: &Block, other: &Block, period: Option<u64>) -> bool {
-    if one.lower == one.upper || other.lower == other.upper {
-        return false;
-    }
-    let meets = |shift: u64| one.lower < other.upper + shift && other.lower + shift < one.upper;
-    let turned = |shift: u64| other.lower < one.upper + shift && one.lower + shift < other.upper;
-    meets(0)
-        || period.is_some_and(|period| {
-            one.length().max(other.length()) >= period || meets(period) || turned(period)
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::dice::Dice;
-    use crate::{Planner, verify};
+    use crate::{Block, Planner, verify};
 
     fn block(id: u64, lower: u64, upper: u64, size: u64) -> Block {
         Block { id, lower, upper, size, align: 1 }

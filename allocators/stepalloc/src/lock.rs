@@ -55,6 +55,8 @@ impl Lock {
     /// Runs `body` with the lock held. Its argument is whether the lock is poisoned: held by a thread that
     /// the fork did not copy. Returns `None` after that many failed attempts, and in a process that shares
     /// another one's memory.
+    ///
+    /// Inlined, so that its code lies with the caller's: each has a body of its own.
     #[inline(always)]
     pub(crate) fn with<R>(&self, attempts: Option<u32>, body: impl FnOnce(bool) -> R) -> Option<R> {
         let process = os::pid();

@@ -371,7 +371,7 @@ fn so_are_steps_of_which_only_the_contour_comes_again() {
         let sizes = [sizes(90, 3), sizes(29, 5).repeat(4)].concat();
         sizes.iter().map(|size| size * [5, 8, 6, 7][length % 4] / 8).collect()
     };
-    // After so many blocks of libraries being loaded.
+    // Blocks of libraries being loaded come before.
     for before in [800, 1400, 1800] {
         let mut simulation = Simulation::new(Settings::DEFAULT);
         let mut state = 1;

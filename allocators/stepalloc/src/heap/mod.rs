@@ -319,9 +319,9 @@ impl Heap {
     }
 
     /// A block of at least `size` bytes at `align`; `None` where the heap does not serve it. With `zeroed`, it reads as zeros.
-    #[inline]
     ///
     /// `relieve` is called where the process would rise above its peak by that, and has the arena give free pages to the heap.
+    #[inline]
     pub(crate) fn allocate(
         &self,
         size: usize,
@@ -364,8 +364,10 @@ impl Heap {
     /// Frees a [lent](Heap::lend) block; `false`, and nothing done, where none is at the address.
     pub(crate) fn take_back(&self, address: usize) -> bool {
         let Some(block) = self.block(address) else { return false };
+        // In this order, so that it never counts as the program's.
+        let freed = self.release(address);
         self.with(|table| table.retention.take_back(block.pages.into()));
-        self.release(address)
+        freed
     }
 
     /// Pages of a block; `None` where the heap is not as large.

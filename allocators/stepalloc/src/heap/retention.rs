@@ -94,9 +94,9 @@ impl Retention {
         }
     }
 
-    /// Pages of the program's live blocks.
+    /// Pages of the program's live blocks; fewer for the moment in which a lent one is freed, but not yet taken back.
     fn asked(&self) -> u64 {
-        self.alive - self.lent
+        self.alive.saturating_sub(self.lent)
     }
 
     /// Pages that may be resident.
@@ -121,8 +121,9 @@ impl Retention {
     pub(super) fn allocate(&mut self, pages: u64, fresh: u64) -> u64 {
         self.alive += pages;
         self.resident += fresh;
-        self.newest = self.newest.max(self.asked());
-        self.peak = self.peak.max(self.asked());
+        let asked = self.asked();
+        self.newest = self.newest.max(asked);
+        self.peak = self.peak.max(asked);
         if fresh == 0 { 0 } else { self.resident.saturating_sub(self.allowed()) }
     }
 
@@ -131,7 +132,7 @@ impl Retention {
         self.lent += pages;
     }
 
-    /// A lent block of `pages` is about to be freed.
+    /// A lent block of `pages` was freed.
     pub(super) fn take_back(&mut self, pages: u64) {
         self.lent -= pages;
     }
@@ -277,8 +278,8 @@ mod tests {
         retention.allocate(9_000, beyond);
         assert_eq!(retention.peak, 10_000);
         freed(&mut retention, 9_000);
-        retention.take_back(2_000);
         freed(&mut retention, 2_000);
+        retention.take_back(2_000);
         assert_eq!((retention.asked(), retention.alive), (1_000, 1_100));
         // It goes back where the heap would grow.
         let beyond = retention.resident - 10_000 - LEAST;
