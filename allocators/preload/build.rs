@@ -30,6 +30,13 @@ fn main() {
     println!("cargo:rerun-if-changed=start.ld");
     link(&format!("-T,{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("start.ld").display()));
 
+    println!("cargo:rustc-check-cfg=cfg(relocations_apart)");
+    if is_linked_by_llvm() {
+        println!("cargo:rerun-if-changed=apart.ld");
+        link(&format!("-T,{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("apart.ld").display()));
+        println!("cargo:rustc-cfg=relocations_apart");
+    }
+
     // Calls of these go to a jump of our own, which goes on by the procedure linkage table.
     link("-z,lazy");
     let jump = if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|name| name == "x86_64") { "jmp" } else { "b" };
@@ -46,4 +53,11 @@ fn main() {
     // What unwinds is linked in, for it is another library to load otherwise. Nothing but the backtrace of a panic needs it.
     fs::write(folder.join("libgcc_s.so"), "INPUT(-lgcc_eh)\n").expect("cargo's folder is writable");
     println!("cargo:rustc-link-search=native={}", folder.display());
+}
+
+/// Whether the linker is Rust's own, as it is for this target where nobody names another.
+fn is_linked_by_llvm() -> bool {
+    let is_default = env::var("TARGET").is_ok_and(|target| target == "x86_64-unknown-linux-gnu");
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    is_default && env::var_os("RUSTC_LINKER").is_none() && !flags.contains("link")
 }

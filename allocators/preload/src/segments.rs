@@ -9,13 +9,36 @@ use statistic::os;
 unsafe extern "C" {
     /// The library's ELF header, where the linker has put it (hidden).
     static __ehdr_start: libc::Elf64_Ehdr;
+    /// Around the relocations and what unwinding reads (hidden, `apart.ld`).
+    #[cfg(relocations_apart)]
+    static read_once_begin: u8;
+    #[cfg(relocations_apart)]
+    static read_once_end: u8;
+}
+
+/// Gives the pages back that only the dynamic linker has read, when it has.
+#[cfg(relocations_apart)]
+pub(crate) fn end_loading() {
+    let Some(page) = page() else { return };
+    let (begin, end) = (&raw const read_once_begin, (&raw const read_once_end).addr());
+    let first = begin.addr().next_multiple_of(page);
+    let bytes = end.saturating_sub(first).next_multiple_of(page);
+    // SAFETY: as in `give_back`.
+    unsafe { libc::madvise(begin.with_addr(first).cast_mut().cast(), bytes, libc::MADV_DONTNEED) };
+}
+
+/// Relocations share their pages with constants.
+#[cfg(not(relocations_apart))]
+pub(crate) fn end_loading() {}
+
+fn page() -> Option<usize> {
+    // SAFETY: no conditions.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()
 }
 
 /// Gives the pages of code and constants back. Where a debugger is attached they stay: its breakpoints are in them.
 pub(crate) fn give_back() {
-    // SAFETY: no conditions.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    let Some(page) = usize::try_from(page).ok().filter(|_| !os::is_traced()) else { return };
+    let Some(page) = page().filter(|_| !os::is_traced()) else { return };
     let start = &raw const __ehdr_start;
     // SAFETY: the header and the program headers behind it are those of this library, mapped for as long as this code is. A
     // segment that is not writable holds what the file holds, so that its pages can come again from there.

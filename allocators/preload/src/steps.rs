@@ -73,6 +73,7 @@ pub unsafe extern "C" fn stepalloc_name_site(frames: *const c_char) {
 static LOADED: extern "C" fn() = loaded;
 
 extern "C" fn loaded() {
+    crate::segments::end_loading();
     crate::backends::start();
     statistic::initialise();
     if let Some(path) = os::environment(c"STEPALLOC_ATTACHED") {

@@ -77,6 +77,7 @@ pub(crate) struct Attached {
     pub(crate) trim: fn(),
     pub(crate) retain: fn(Retention),
     pub(crate) end_learning: fn(),
+    pub(crate) learning_bytes: usize,
 }
 
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
@@ -84,7 +85,13 @@ static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
 /// Names the backend in use to the engine.
 pub(crate) fn attach<B: Backend>() {
     let attached: &'static Attached = const {
-        &Attached { name: B::name, trim: B::trim, retain: B::retain, end_learning: B::end_learning }
+        &Attached {
+            name: B::name,
+            trim: B::trim,
+            retain: B::retain,
+            end_learning: B::end_learning,
+            learning_bytes: B::LEARNING_BYTES,
+        }
     };
     ATTACHED.store(ptr::from_ref(attached).cast_mut(), Release);
 }
@@ -104,6 +111,9 @@ pub const NATURAL_ALIGN: usize = 16;
 /// What the functions hand out is exclusively the caller's until it is given back, aligned and as long as asked for;
 /// none of them unwinds, and they may be called from any thread.
 pub unsafe trait Backend: 'static {
+    /// Bytes of code and constants that learning touches, and [`end_learning`](Backend::end_learning) gives back: none where it does nothing.
+    const LEARNING_BYTES: usize = 0;
+
     /// Its name in settings and statistics.
     fn name() -> &'static str;
 

@@ -150,7 +150,12 @@ extern "C" fn run_beside(shared: *mut c_void) -> *mut c_void {
 fn run(work: Work, shift: Option<u32>, place: Place) -> Outcome {
     crate::fail_point::reach(if place == Place::Beside { "beside" } else { "here" });
     let resident = os::resident_bytes().0;
-    work.run(Means { recorder: &RECORDER, shift, resident, place })
+    HEAP.learns_with(backend::attached().map_or(0, |backend| backend.learning_bytes));
+    let outcome = work.run(Means { recorder: &RECORDER, shift, resident, place });
+    // What finds a period, merges steps and plans them is never needed at once.
+    end_learning();
+    HEAP.learns_with(0);
+    outcome
 }
 
 /// Ends the running step and begins the next one. From any thread.
@@ -357,8 +362,12 @@ impl Engine {
             }
             Action::Fill(filling) => {
                 switches::set_filling(filling && HEAP.is_open());
-                if !filling && STATE.arena.is_open() {
-                    HEAP.arena_is_filled(STATE.arena.bytes());
+                if !filling {
+                    // Installing a plan and filling it has run code once more.
+                    end_learning();
+                    if STATE.arena.is_open() {
+                        HEAP.arena_is_filled(STATE.arena.bytes());
+                    }
                 }
             }
             Action::Settle => HEAP.settle(),

@@ -551,6 +551,15 @@ impl Heap {
         self.with(|table| table.retention.expect((bytes / PAGE) as u64));
     }
 
+    /// Says how many bytes learning takes of the process's memory outside the heap from now on, until it says none. Free pages go back for them.
+    pub(crate) fn learns_with(&self, bytes: usize) {
+        if self.is_open()
+            && let Some(excess @ 1..) = self.with(|table| table.retention.learns_with((bytes / PAGE) as u64))
+        {
+            self.give_back(excess);
+        }
+    }
+
     /// Says whether a plan is about to come. Until then pages are moved, and no more of them kept.
     pub(crate) fn await_plan(&self, awaits: bool) {
         self.with(|table| table.retention.awaits_plan = awaits);

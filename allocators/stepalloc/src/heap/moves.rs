@@ -216,11 +216,13 @@ impl Heap {
     }
 
     /// Moves free pages of the heap under the run of a block of the arena, which is the caller's alone, has no content yet, and lies in the range's
-    /// first half: under its whole pages that have none, unless they are to be zeros, which fresh ones are.
+    /// first half: under its whole pages that have none. Where these are to be zeros, as fresh pages are, as many go back to the system instead.
     #[cold]
     pub(crate) fn fill(&self, block: *mut u8, bytes: usize, zeroed: bool) {
         let (Some((base, _)), Some(whole)) = (self.range(), self.arena_pages(block, bytes)) else { return };
-        if !zeroed {
+        if zeroed {
+            self.give_back((whole.pages - self.arena_touched.count(whole)).into());
+        } else {
             self.fill_holes(&self.arena_touched, whole, base);
         }
         // Those that it shares with other blocks are there from now on, too.

@@ -43,6 +43,10 @@ const TIME_SAVED: u64 = 1_000_000_000;
 /// What may always be kept: half a MiB of small pages, which no process's peak shows.
 const LEAST: u64 = 128;
 
+/// What learning takes outside the heap is made up for where it is more than one part in this many of the peak. Elsewhere it hardly shows, and
+/// what goes back for it would fault again.
+const LEARNING_SHARE: u64 = 128;
+
 /// The arena's free pages press where they would raise the process's peak by more than one part in this many, and [`LEAST`].
 const PRESSES: u64 = 32;
 
@@ -52,6 +56,8 @@ pub(super) struct Retention {
     pub(super) alive: u64,
     /// Those of them that are lent to the allocator's own work: they take free pages, and no more are kept because of them.
     lent: u64,
+    /// Pages outside the heap that learning takes meanwhile: so many fewer are kept free.
+    learning: u64,
     /// Pages that may be resident: those of live blocks, and free ones that were not given back.
     pub(super) resident: u64,
     /// The most that were alive at once lately.
@@ -81,6 +87,7 @@ impl Retention {
         Self {
             alive: 0,
             lent: 0,
+            learning: 0,
             resident: 0,
             peak: 0,
             newest: 0,
@@ -101,6 +108,10 @@ impl Retention {
 
     /// Pages that may be resident.
     fn allowed(&self) -> u64 {
+        if self.learning > 0 {
+            // Nothing beyond what was alive at once, so that learning makes no peak.
+            return (self.peak + self.slack_of(self.peak)).saturating_sub(self.learning).max(self.alive);
+        }
         if self.arena == 0 {
             return self.peak + self.slack_of(self.peak).max(LEAST);
         }
@@ -135,6 +146,13 @@ impl Retention {
     /// A lent block of `pages` was freed.
     pub(super) fn take_back(&mut self, pages: u64) {
         self.lent -= pages;
+    }
+
+    /// Says how many pages learning takes outside the heap from now on; 0 where it has ended. Counts those only that the process's peak would
+    /// show. Returns the pages that are to go back for them.
+    pub(super) fn learns_with(&mut self, pages: u64) -> u64 {
+        self.learning = if pages > self.peak / LEARNING_SHARE { pages } else { 0 };
+        if self.learning > 0 { self.resident.saturating_sub(self.allowed()) } else { 0 }
     }
 
     /// The arena's pages that would raise the process's peak now, and are to go: 0, or many.
@@ -284,6 +302,22 @@ mod tests {
         // It goes back where the heap would grow.
         let beyond = retention.resident - 10_000 - LEAST;
         assert_eq!(retention.allocate(3_000, 1_000), beyond + 1_000);
+    }
+
+    #[test]
+    fn what_learning_takes_elsewhere_is_taken_from_free_pages() {
+        let mut retention = Retention::new();
+        retention.allocate(10_000, 10_000);
+        freed(&mut retention, 9_900);
+        assert_eq!(retention.learns_with(50), 0, "less than a hundredth of the peak");
+        let slack = retention.slack_of(10_000);
+        assert_eq!(retention.learns_with(1_000), 1_000 - slack);
+        retention.resident -= 1_000 - slack;
+        // The program is at its peak meanwhile: all that is alive is kept.
+        assert_eq!(retention.allocate(9_000, 100), 50);
+        retention.resident -= 50;
+        assert_eq!(retention.allocate(900, 900), 0);
+        assert_eq!(retention.learns_with(0), 0);
     }
 
     #[test]
