@@ -59,6 +59,9 @@ pub(crate) const AWAITED_PERIODS: u64 = 4;
 pub(crate) const RECORDED_MOST: u64 = 1 << 14;
 /// They take at most one part in this many of the most bytes that the program had alive.
 pub(crate) const RECORDED_SHARE: u64 = 64;
+/// The code that learning runs is made up for where it is more than one part in this many of what the process has resident. Elsewhere it hardly
+/// shows in the peak, and what goes back for it would fault again.
+pub(crate) const LEARNING_SHARE: u64 = 128;
 /// Events between two looks at a thread that plans beside the program.
 pub(crate) const SOON: u64 = 64;
 

@@ -23,6 +23,7 @@ use crate::lookup::Class;
 use crate::lookup::counter::Count;
 use crate::lookup::misses::MISSES;
 use crate::os;
+use crate::policy::LEARNING_SHARE;
 use crate::profile::plan_file::{PlanFile, Plans};
 use crate::profile::proposal::Proposal;
 use crate::record::journal::{self, Journal};
@@ -32,7 +33,7 @@ use crate::record::tracer;
 use crate::reentrant;
 use crate::settings::{self, HugePages, Settings};
 use crate::statistics::{History, Phase, Statistics, StepFigures};
-use crate::switches::{self, MISS_LIMIT, MISSES_IN_STEP, STATE};
+use crate::switches::{self, MISS_LIMIT, MISSES_IN_STEP, STATE, Watch};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem;
@@ -150,11 +151,17 @@ extern "C" fn run_beside(shared: *mut c_void) -> *mut c_void {
 fn run(work: Work, shift: Option<u32>, place: Place) -> Outcome {
     crate::fail_point::reach(if place == Place::Beside { "beside" } else { "here" });
     let resident = os::resident_bytes().0;
-    HEAP.learns_with(backend::attached().map_or(0, |backend| backend.learning_bytes));
+    let learning = backend::attached().map_or(0, |backend| backend.learning_bytes);
+    let shows = learning as u64 > resident / LEARNING_SHARE;
+    if shows {
+        HEAP.learns_with(learning);
+    }
     let outcome = work.run(Means { recorder: &RECORDER, shift, resident, place });
-    // What finds a period, merges steps and plans them is never needed at once.
-    end_learning();
-    HEAP.learns_with(0);
+    if shows {
+        // What finds a period, merges steps and plans them is never needed at once.
+        end_learning();
+        HEAP.learns_with(0);
+    }
     outcome
 }
 
@@ -330,7 +337,13 @@ impl Engine {
     fn act(&mut self, action: Action) -> Option<Event> {
         let min_bytes = self.machine.settings.min_bytes;
         match action {
-            Action::Observe { serving, watch } => switches::set(serving, watch, min_bytes),
+            Action::Observe { serving, watch } => {
+                switches::set(serving, watch, min_bytes);
+                if watch == Watch::Nothing {
+                    // Nor is a period looked for beside a plan.
+                    end_learning();
+                }
+            }
             Action::Record { serving, watch } => {
                 if !RECORDER.open() {
                     return Some(Event::NotRecorded);
@@ -363,7 +376,7 @@ impl Engine {
             Action::Fill(filling) => {
                 switches::set_filling(filling && HEAP.is_open());
                 if !filling {
-                    // Installing a plan and filling it has run code once more.
+                    // What learning, installing a plan and filling it have run is not run again soon.
                     end_learning();
                     if STATE.arena.is_open() {
                         HEAP.arena_is_filled(STATE.arena.bytes());
@@ -446,8 +459,6 @@ impl Engine {
         }
         // Requests in between find no slot of theirs, and are served by gaps or the heap.
         switches::set_in_lanes(proposal.in_lanes());
-        // What learning ran serves no longer.
-        end_learning();
         MISSES.forget_reasons();
         let beyond_limit = blocks - proposal.blocks;
         Event::Installed { proposal, origin, beyond_limit }
@@ -558,7 +569,7 @@ impl Engine {
         switches::stop_tracing(settings.min_bytes);
         HEAP.disable();
         switches::set_filling(false);
-        switches::set(false, switches::Watch::Nothing, settings.min_bytes);
+        switches::set(false, Watch::Nothing, settings.min_bytes);
         RECORDER.clear();
     }
 

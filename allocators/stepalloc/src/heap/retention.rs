@@ -43,10 +43,6 @@ const TIME_SAVED: u64 = 1_000_000_000;
 /// What may always be kept: half a MiB of small pages, which no process's peak shows.
 const LEAST: u64 = 128;
 
-/// What learning takes outside the heap is made up for where it is more than one part in this many of the peak. Elsewhere it hardly shows, and
-/// what goes back for it would fault again.
-const LEARNING_SHARE: u64 = 128;
-
 /// The arena's free pages press where they would raise the process's peak by more than one part in this many, and [`LEAST`].
 const PRESSES: u64 = 32;
 
@@ -148,11 +144,10 @@ impl Retention {
         self.lent -= pages;
     }
 
-    /// Says how many pages learning takes outside the heap from now on; 0 where it has ended. Counts those only that the process's peak would
-    /// show. Returns the pages that are to go back for them.
+    /// Says how many pages learning takes outside the heap from now on; 0 where it has ended. Returns the pages that are to go back for them.
     pub(super) fn learns_with(&mut self, pages: u64) -> u64 {
-        self.learning = if pages > self.peak / LEARNING_SHARE { pages } else { 0 };
-        if self.learning > 0 { self.resident.saturating_sub(self.allowed()) } else { 0 }
+        self.learning = pages;
+        if pages > 0 { self.resident.saturating_sub(self.allowed()) } else { 0 }
     }
 
     /// The arena's pages that would raise the process's peak now, and are to go: 0, or many.
@@ -309,7 +304,6 @@ mod tests {
         let mut retention = Retention::new();
         retention.allocate(10_000, 10_000);
         freed(&mut retention, 9_900);
-        assert_eq!(retention.learns_with(50), 0, "less than a hundredth of the peak");
         let slack = retention.slack_of(10_000);
         assert_eq!(retention.learns_with(1_000), 1_000 - slack);
         retention.resident -= 1_000 - slack;
