@@ -316,8 +316,10 @@ impl Engine {
         self.machine.open_cache(plans, STATE.arena.is_open());
     }
 
-    /// Hands an event to the machine, and carries its actions out.
-    fn happen(&mut self, event: Event, step: Option<StepFigures>) {
+    /// Hands an event to the machine, and carries its actions out. Returns whether there were any.
+    fn happen(&mut self, event: Event, step: Option<StepFigures>) -> bool {
+        // Only where a period is looked for does it matter.
+        let is_limited = matches!(event, Event::Sampled) && os::address_space_is_limited();
         let now = Snapshot {
             sizes: &SIZE_LOG,
             recorder: &RECORDER,
@@ -325,13 +327,16 @@ impl Engine {
             step,
             pressures: HEAP.pressures(),
             has_arena: STATE.arena.is_open(),
-            is_limited: os::address_space_is_limited(),
+            is_limited,
         };
-        for action in self.machine.on(event, &now) {
+        let actions = self.machine.on(event, &now);
+        let acts = !actions.is_empty();
+        for action in actions {
             if let Some(event) = self.act(action) {
                 self.happen(event, None);
             }
         }
+        acts
     }
 
     fn act(&mut self, action: Action) -> Option<Event> {
@@ -419,14 +424,17 @@ impl Engine {
         work.map(|work| Event::Worked(run(work, shift, Place::HereOnly)))
     }
 
-    /// Takes the outcome of work beside the program, where it is done.
-    fn finish_work(&mut self) {
-        let Some(outcome) = self.beside.as_ref().and_then(|beside| beside.outcome()) else { return };
+    /// Takes the outcome of work beside the program, where it is done. Returns whether it was.
+    fn finish_work(&mut self) -> bool {
+        let Some(outcome) = self.beside.as_ref().and_then(|beside| beside.outcome()) else { return false };
         self.beside = None;
         match outcome {
-            Ok(outcome) => self.happen(Event::Worked(outcome), None),
+            Ok(outcome) => {
+                self.happen(Event::Worked(outcome), None);
+            }
             Err(_) => self.stop(),
         }
+        true
     }
 
     /// Puts a plan in force.
@@ -473,12 +481,13 @@ impl Engine {
         }
         let step = self.end_step(1);
         STATE.matcher.expect(None);
-        self.happen(Event::Boundary { concurrent }, step);
-        self.finish_work();
+        let acts = self.happen(Event::Boundary { concurrent }, step) | self.finish_work();
         self.look_after_arena();
         STATE.matcher.next_step();
-        // What was done here is not the next step's.
-        self.begin_figures();
+        if acts {
+            // What was done here is not the next step's.
+            self.begin_figures();
+        }
     }
 
     fn detected_boundary(&mut self, class: Class) -> bool {
@@ -489,9 +498,11 @@ impl Engine {
         let step = self.end_step(self.machine.steps_in_period());
         STATE.matcher.expect(Some(class));
         MISSES_IN_STEP.store(0, Relaxed);
-        self.happen(Event::DetectedBoundary, step);
+        let acts = self.happen(Event::DetectedBoundary, step);
         self.look_after_arena();
-        self.begin_figures();
+        if acts {
+            self.begin_figures();
+        }
         true
     }
 
@@ -508,25 +519,21 @@ impl Engine {
         }
     }
 
-    /// Counts what ends now, so many steps; returns it where a plan served it.
+    /// Counts what ends now, so many steps, and begins to count what follows; returns it where a plan served it.
     fn end_step(&mut self, steps: u64) -> Option<StepFigures> {
         let (faults, now) = (os::minor_faults(), os::now_ns());
         tracer::boundary();
         let seen = STATE.matcher.next_step();
         let (counted, gap, fallback) = (MISSES.counted.take(), MISSES.gap.take(), MISSES.fallback.take());
+        let minor_faults = faults.saturating_sub(mem::replace(&mut self.faults, faults));
+        let nanoseconds = now.saturating_sub(mem::replace(&mut self.nanoseconds, now));
         let step = self.machine.steps.checked_sub(1)?;
         let planned = Count {
             allocations: (seen.allocations + gap.allocations).saturating_sub(counted.allocations),
             bytes: (seen.bytes + gap.bytes).saturating_sub(counted.bytes),
         };
-        let figures = StepFigures {
-            minor_faults: faults.saturating_sub(self.faults),
-            nanoseconds: now.saturating_sub(self.nanoseconds),
-            planned,
-            fallback,
-            gap,
-            busy: MISSES.busy.take(),
-        };
+        let figures =
+            StepFigures { minor_faults, nanoseconds, planned, fallback, gap, busy: MISSES.busy.take() };
         let machine = &self.machine;
         let state = journal::State {
             step,
