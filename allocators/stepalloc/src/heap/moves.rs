@@ -21,7 +21,8 @@ impl Heap {
         let begun = os::now_ns();
         let moved = self.empty(victims.all(), into);
         let now = os::now_ns();
-        self.with(|table| table.retention.regret(victims.touched - moved, now.saturating_sub(begun), now));
+        let took = now.saturating_sub(begun);
+        self.with(|table| table.retention.regret(moved, victims.touched - moved, took, now));
         self.free_victims(victims, moved);
     }
 

@@ -8,7 +8,8 @@
 //! to be of no use then. While more is alive than ever before, they cost the process's peak; so they are moved under the new block, or go
 //! back. A program whose blocks never lie alike (threads that replace blocks at random) would have pages moved for ever: each time that
 //! is done although no more was alive than before is *regretted*, and enough regrets raise the slack, unless they are so rare that they take
-//! next to none of the program's time.
+//! next to none of the program's time. Programs of which every step has other shapes still move one page in 25 then that a block is given:
+//! for them it rises further.
 //!
 //! Plain numbers only, in pages.
 
@@ -27,6 +28,12 @@ const SLACK_MOST: u64 = 116;
 const PROCESS_PERCENT: u64 = 18;
 const BESIDES: u64 = 1024;
 const SMALL_SHARE: u64 = 20;
+/// Beyond that it grows by a quarter at a time, up to 30 %, where of all pages that blocks are given more than one in so many is moved there, or
+/// goes back for it. Threads that replace blocks at random move one in a hundred, programs whose every step has other shapes one in 25.
+const MOVED_SHARE: u64 = 33;
+const SLACK_LAST: u64 = 240;
+/// That is judged once blocks were given so many times the peak, and has to be so twice in a row: a program that starts moves more.
+const PEAKS_JUDGED: u64 = 16;
 /// The slack at first, half a percent: nearly all programs come to that, and do so before they repeat themselves.
 const SLACK_FIRST: u64 = 4;
 /// Regrets are enough where they would have faulted one part in this many of the peak.
@@ -67,6 +74,11 @@ pub(super) struct Retention {
     regrets: i64,
     /// The time of the last one.
     regretted: u64,
+    /// Pages that blocks were given, and of them those that were regretted, since that was last judged.
+    given: u64,
+    moved: u64,
+    /// It was too many the last time.
+    moved_much: bool,
     /// The program's period is known, and a plan about to come, with which nothing is moved any more: nothing is regretted.
     pub(super) awaits_plan: bool,
     /// Pages that the arena holds, those of free slots included.
@@ -91,6 +103,9 @@ impl Retention {
             slack: SLACK_FIRST,
             regrets: 0,
             regretted: 0,
+            given: 0,
+            moved: 0,
+            moved_much: false,
             awaits_plan: false,
             arena: 0,
             total: 0,
@@ -119,7 +134,8 @@ impl Retention {
 
     /// Free pages that may be kept beyond a peak of `pages`.
     fn slack_of(&self, pages: u64) -> u64 {
-        let most = (pages * PROCESS_PERCENT / 100).saturating_sub(BESIDES).max(pages / SMALL_SHARE);
+        let bounded = (pages * PROCESS_PERCENT / 100).saturating_sub(BESIDES).max(pages / SMALL_SHARE);
+        let most = if self.slack > SLACK_MOST { pages } else { bounded };
         (pages * self.slack / SLACK_STEP).min(most)
     }
 
@@ -127,6 +143,7 @@ impl Retention {
     #[inline]
     pub(super) fn allocate(&mut self, pages: u64, fresh: u64) -> u64 {
         self.alive += pages;
+        self.given += pages;
         self.resident += fresh;
         let asked = self.asked();
         self.newest = self.newest.max(asked);
@@ -190,9 +207,19 @@ impl Retention {
         self.total = self.total.max(self.asked() + self.arena);
     }
 
-    /// Says what it took to do what [`Retention::allocate`] said: pages that went back, and may fault again, and nanoseconds, up to `now`.
-    pub(super) fn regret(&mut self, returned: u64, nanoseconds: u64, now: u64) {
+    /// Says what it took to do what [`Retention::allocate`] said: pages that were moved, those that went back, and may fault again, and
+    /// nanoseconds, up to `now`.
+    pub(super) fn regret(&mut self, moved: u64, returned: u64, nanoseconds: u64, now: u64) {
         if self.alive < self.peak && !self.awaits_plan {
+            self.moved += moved + returned;
+            if self.slack >= SLACK_MOST && self.given > PEAKS_JUDGED * self.peak {
+                let much = self.moved * MOVED_SHARE > self.given;
+                if much && self.moved_much {
+                    self.slack = (self.slack + self.slack / 4).min(SLACK_LAST);
+                }
+                self.moved_much = much;
+                (self.given, self.moved) = (0, 0);
+            }
             let since = now.saturating_sub(mem::replace(&mut self.regretted, now)).min(TIME_SAVED);
             let spared = |nanoseconds: u64| (nanoseconds / FAULT_NANOSECONDS / TIME_SHARE) as i64;
             self.regrets = (self.regrets - spared(since)).max(-spared(TIME_SAVED));
@@ -200,7 +227,10 @@ impl Retention {
             if self.regrets > (self.peak / PATIENCE) as i64 {
                 self.regrets = 0;
                 let more = if self.slack < SLACK_DOUBLES { 1 + self.slack / 4 } else { self.slack };
-                self.slack = (self.slack + more).min(SLACK_MOST);
+                if self.slack < SLACK_MOST {
+                    self.slack = (self.slack + more).min(SLACK_MOST);
+                    (self.given, self.moved) = (0, 0);
+                }
             }
         }
     }
@@ -254,7 +284,7 @@ mod tests {
             for turn in 1..1000 {
                 freed(retention, 50_000);
                 retention.resident -= retention.allocate(40_000, 20_000);
-                retention.regret(0, 100_000, turn * pause);
+                retention.regret(0, 0, 100_000, turn * pause);
                 freed(retention, 40_000);
                 retention.allocate(50_000, 0);
             }
@@ -269,9 +299,31 @@ mod tests {
         let mut growing = Retention::new();
         for _ in 0..100 {
             growing.allocate(1_000, 1_000);
-            growing.regret(0, 100_000, 0);
+            growing.regret(0, 0, 100_000, 0);
         }
         assert_eq!(growing.slack, SLACK_FIRST);
+    }
+
+    #[test]
+    fn programs_that_move_much_even_then_are_given_more() {
+        let grown = |moved: u64| {
+            let mut retention = Retention::new();
+            retention.slack = SLACK_MOST;
+            retention.allocate(100_000, 100_000);
+            let mut slacks = [0; 4];
+            for slack in &mut slacks {
+                // A little more than is judged at once: 33 times half the peak, of which the last makes the step judged.
+                for _ in 0..2 * PEAKS_JUDGED + 1 {
+                    freed(&mut retention, 50_000);
+                    retention.regret(moved, 0, 0, 0);
+                    retention.allocate(50_000, 0);
+                }
+                *slack = retention.slack;
+            }
+            slacks
+        };
+        assert_eq!(grown(50_000 / MOVED_SHARE - 100), [SLACK_MOST; 4], "one in a hundred, say");
+        assert_eq!(grown(50_000 / MOVED_SHARE + 100), [SLACK_MOST, 145, 181, 226], "from the second time on");
     }
 
     #[test]
