@@ -9,13 +9,16 @@ use std::{env, fs};
 /// there is asked by their address.)
 const LATE: &str = "
     __cxa_atexit __errno_location __register_atfork __xpg_strerror_r abort bcmp clock_gettime clock_nanosleep
-    close dl_iterate_phdr dlsym fputs fstat64 fwrite getcwd getenv getpid getrlimit getrusage lseek64 memchr
+    clone close dl_iterate_phdr fputs fstat64 fwrite getcwd getenv getpid getrlimit getrusage lseek64 memchr
     memcpy memmove memset mmap mmap64 mprotect open open64 pause poll prctl pthread_attr_destroy
     pthread_attr_getstacksize pthread_attr_init pthread_attr_setdetachstate pthread_attr_setstacksize
     pthread_create pthread_detach pthread_join pthread_key_create pthread_key_delete pthread_self
-    pthread_setname_np pthread_setspecific pthread_sigmask read readlink realpath rename sbrk sched_yield
-    secure_getenv sigaction sigfillset stat64 strlen syscall sysconf unlink write writev
+    pthread_setcancelstate pthread_setname_np pthread_setspecific pthread_sigmask read readlink realpath rename sbrk sched_yield
+    secure_getenv sigaction sigfillset stat64 strlen syscall sysconf unlink unshare write writev
 ";
+
+/// Options for jemalloc and mimalloc.
+const C_FLAGS: &str = "CFLAGS_x86_64_unknown_linux_gnu";
 
 fn main() {
     let folder = env::var("OUT_DIR").expect("cargo says where");
@@ -25,6 +28,17 @@ fn main() {
     // Calls of these go to the module `backends`, which says why.
     link("--wrap=munmap");
     link("--wrap=madvise");
+
+    // Of thread-locals that are reached otherwise the first access may allocate, which is malloc's undoing.
+    println!("cargo:rerun-if-env-changed={C_FLAGS}");
+    let c_flags = env::var(C_FLAGS).unwrap_or_default();
+    if env::var("TARGET").is_ok_and(|target| target == "x86_64-unknown-linux-gnu") {
+        assert!(
+            c_flags.contains("-mtls-dialect=gnu2"),
+            "jemalloc and mimalloc must reach their thread-locals by descriptors: build within the repository, whose \
+             .cargo/config.toml asks for it, or add -mtls-dialect=gnu2 to {C_FLAGS}"
+        );
+    }
 
     // Backends do not start by themselves.
     println!("cargo:rerun-if-changed=start.ld");

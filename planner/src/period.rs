@@ -25,6 +25,7 @@
 //! way back: [`Period::is_balanced`] separates them from steps once allocations and frees were recorded. One
 //! search costs O(n) for n allocations and a few comparisons for each candidate.
 
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
@@ -128,11 +129,9 @@ impl Period {
         let Some(window) = sizes.len().checked_sub(self.allocations + 1).filter(|&window| window > 0) else {
             return false;
         };
-        if self.repeats() {
-            is_period(sizes, self.allocations, window)
-        } else {
-            is_contour(sizes, self.allocations, window)
-        }
+        let (effort, distance) = (Effort::any(), self.allocations);
+        let view = View { sizes, effort: &effort };
+        if self.repeats() { view.is_period(distance, window) } else { view.is_contour(distance, window) }
     }
 
     /// Whether it has lasted for a good part of so many allocations, of which these are the newest.
@@ -173,9 +172,11 @@ impl Period {
     pub fn turns(&self, sizes: &[u64], most: usize) -> Option<usize> {
         let window = TURNED_PERIODS * self.allocations;
         let seen = |turns: usize| turns * self.allocations + window <= sizes.len();
+        let effort = Effort::any();
+        let view = View { sizes, effort: &effort };
         (2..=most)
             .take_while(|&turns| seen(turns))
-            .find(|turns| is_period(sizes, turns * self.allocations, window))
+            .find(|turns| view.is_period(turns * self.allocations, window))
     }
 
     /// Whether as much is alive after a period as before it, by the newest changes; `false` where these are
@@ -210,86 +211,152 @@ impl Period {
 /// Finds the period at the end of a sequence of allocations, by their sizes in bytes; `None` where there is none, or too
 /// little was seen.
 pub fn find(sizes: &[u64]) -> Option<Period> {
-    let distances = candidates(&contours(sizes));
-    let period = find_sizes(sizes, &distances);
-    if period.is_some_and(|period| period.lasts(sizes, sizes.len())) {
-        return period;
-    }
-    // What has not repeated for long may be a loop within a step, whose contour has repeated for longer.
-    let step = find_contour(sizes, &distances).filter(|step| match period {
-        Some(Period { allocations, .. }) => {
-            step.allocations > allocations && !is_period(sizes, allocations, contour_window(step.allocations))
-        }
-        None => true,
-    });
-    step.or(period)
+    let effort = Effort::any();
+    View { sizes, effort: &effort }.find()
 }
 
-/// [`find`] by sizes.
-fn find_sizes(sizes: &[u64], distances: &[usize]) -> Option<Period> {
-    let seen = sizes.len();
-    let window = |period: usize| {
-        let times = if period < SHORT { 2 } else { 1 };
-        let exact = period.clamp(times * EXACT_EVIDENCE, LONG);
-        if is_exact(sizes, period, exact) { exact } else { period.clamp(times * EVIDENCE, LONG) }
-    };
-    let candidates = distances.iter().copied().filter(|&period| period + window(period) <= seen);
-    let proved = |period: usize| {
-        let window = window(period);
-        // Before a loop there may be a row of one size, which agrees with itself at any distance.
-        let older = &sizes[..seen - window / 2];
-        is_period(sizes, period, window) && (period >= SHORT || is_period(older, period, window / 2))
-    };
-    let mut periods: Vec<usize> = Vec::new();
-    // Several turns of a loop are no period where the loop has not lasted for long enough to be one.
-    let turns = |period: usize, periods: &[usize]| {
-        let shorter = distances.iter().filter(|&&short| short < SHORT.min(period));
-        let mut loops = shorter.filter(|&short| period.is_multiple_of(*short) && !periods.contains(short));
-        loops.any(|&short| is_period(sizes, short, window(period)))
-    };
-    // A multiple of a period that leaves nothing over is no other period.
-    let mut whole: Option<usize> = None;
-    for period in candidates.clone() {
-        let known = whole.is_some_and(|whole| period.is_multiple_of(whole));
-        if known || !proved(period) || turns(period, &periods) {
-            continue;
-        }
-        if whole.is_none() && bytes_alike(sizes, period, window(period)) >= WHOLE {
-            whole = Some(period);
-        }
-        periods.push(period);
-    }
-    let &longest = periods.last()?;
-    // All of them over the same allocations: what repeats within a step agrees only as long as that lasts.
-    let window = window(longest);
-    let share = |period: usize| served(&sizes[seen - window - period..], period);
-    let best = periods.iter().map(|&period| share(period)).fold(0.0, f64::max);
-    let enough = if best >= WHOLE { WHOLE } else { best - BETTER };
-    let period = periods.iter().copied().find(|&period| share(period) >= enough)?;
-    let step = candidates.filter(|&step| step <= period && period.is_multiple_of(step)).find(|&step| {
-        step == period || (period + step < seen && is_contour(sizes, step, period.min(seen - step)))
-    })?;
-    Some(Period { allocations: period, steps: period / step, share: share(period) })
+/// [`find`] in so many comparisons of two sizes, of which each takes about two nanoseconds.
+///
+/// # Errors
+/// [`TooLong`] where they are not enough: sequences that nearly repeat, in many ways and for long, take a hundred
+/// times as many as others.
+pub fn find_within(sizes: &[u64], comparisons: u64) -> Result<Option<Period>, TooLong> {
+    let effort = Effort { left: Cell::new(comparisons), is_spent: Cell::new(false) };
+    let found = View { sizes, effort: &effort }.find();
+    if effort.is_spent.get() { Err(TooLong) } else { Ok(found) }
 }
 
-/// [`find`] by contours alone.
-fn find_contour(sizes: &[u64], distances: &[usize]) -> Option<Period> {
-    let periods: Vec<usize> = distances
-        .iter()
-        .copied()
-        .filter(|&period| period + contour_window(period) < sizes.len())
-        .filter(|&period| {
-            // As in `find_sizes`: a row of one size agrees with itself.
-            let older = &sizes[..sizes.len() - contour_window(period) / 2];
-            is_contour(sizes, period, contour_window(period))
-                && (period >= SHORT || is_contour(older, period, contour_window(period) / 2))
-        })
-        .collect();
-    let window = contour_window(*periods.last()?);
-    let share = |period: usize| contours_alike(sizes, period, window);
-    let best = periods.iter().map(|&period| share(period)).fold(0.0, f64::max);
-    let period = periods.iter().copied().find(|&period| share(period) >= best - CONTOUR_BETTER)?;
-    Some(Period { allocations: period, steps: 1, share: bytes_alike(sizes, period, period) })
+/// Looking for a period takes more comparisons than were allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooLong;
+
+impl std::fmt::Display for TooLong {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("looking for a period takes more comparisons than were allowed")
+    }
+}
+
+impl std::error::Error for TooLong {}
+
+/// Comparisons that may still be made.
+struct Effort {
+    left: Cell<u64>,
+    /// More were wanted: what was found since then says nothing.
+    is_spent: Cell<bool>,
+}
+
+impl Effort {
+    /// As many as it takes.
+    fn any() -> Self {
+        Self { left: Cell::new(u64::MAX), is_spent: Cell::new(false) }
+    }
+
+    /// Takes so many; `false` where there are fewer.
+    fn spend(&self, comparisons: usize) -> bool {
+        let left = self.left.get().checked_sub(comparisons as u64).filter(|_| !self.is_spent.get());
+        match left {
+            Some(left) => self.left.set(left),
+            None => self.is_spent.set(true),
+        }
+        left.is_some()
+    }
+}
+
+/// Sizes, and the effort that comparing them may take.
+#[derive(Clone, Copy)]
+struct View<'a> {
+    sizes: &'a [u64],
+    effort: &'a Effort,
+}
+
+impl View<'_> {
+    fn find(self) -> Option<Period> {
+        let sizes = self.sizes;
+        let distances = candidates(&contours(sizes));
+        let period = self.find_sizes(&distances);
+        if period.is_some_and(|period| period.lasts(sizes, sizes.len())) {
+            return period;
+        }
+        // What has not repeated for long may be a loop within a step, whose contour has repeated for longer.
+        let step = self.find_contour(&distances).filter(|step| match period {
+            Some(Period { allocations, .. }) => {
+                step.allocations > allocations
+                    && !self.is_period(allocations, contour_window(step.allocations))
+            }
+            None => true,
+        });
+        step.or(period)
+    }
+
+    /// [`find`] by sizes.
+    fn find_sizes(self, distances: &[usize]) -> Option<Period> {
+        let sizes = self.sizes;
+        let seen = sizes.len();
+        let window = |period: usize| {
+            let times = if period < SHORT { 2 } else { 1 };
+            let exact = period.clamp(times * EXACT_EVIDENCE, LONG);
+            if is_exact(sizes, period, exact) { exact } else { period.clamp(times * EVIDENCE, LONG) }
+        };
+        let candidates = distances.iter().copied().filter(|&period| period + window(period) <= seen);
+        let proved = |period: usize| {
+            let window = window(period);
+            // Before a loop there may be a row of one size, which agrees with itself at any distance.
+            let older = self.without_newest(window / 2);
+            self.is_period(period, window) && (period >= SHORT || older.is_period(period, window / 2))
+        };
+        let mut periods: Vec<usize> = Vec::new();
+        // Several turns of a loop are no period where the loop has not lasted for long enough to be one.
+        let turns = |period: usize, periods: &[usize]| {
+            let shorter = distances.iter().filter(|&&short| short < SHORT.min(period));
+            let mut loops =
+                shorter.filter(|&short| period.is_multiple_of(*short) && !periods.contains(short));
+            loops.any(|&short| self.is_period(short, window(period)))
+        };
+        // A multiple of a period that leaves nothing over is no other period.
+        let mut whole: Option<usize> = None;
+        for period in candidates.clone() {
+            let known = whole.is_some_and(|whole| period.is_multiple_of(whole));
+            if known || !proved(period) || turns(period, &periods) {
+                continue;
+            }
+            if whole.is_none() && self.bytes_alike(period, window(period)) >= WHOLE {
+                whole = Some(period);
+            }
+            periods.push(period);
+        }
+        let &longest = periods.last()?;
+        // All of them over the same allocations: what repeats within a step agrees only as long as that lasts.
+        let window = window(longest);
+        let share = |period: usize| self.newest(window + period).served(period);
+        let best = periods.iter().map(|&period| share(period)).fold(0.0, f64::max);
+        let enough = if best >= WHOLE { WHOLE } else { best - BETTER };
+        let period = periods.iter().copied().find(|&period| share(period) >= enough)?;
+        let step =
+            candidates.filter(|&step| step <= period && period.is_multiple_of(step)).find(|&step| {
+                step == period || (period + step < seen && self.is_contour(step, period.min(seen - step)))
+            })?;
+        Some(Period { allocations: period, steps: period / step, share: share(period) })
+    }
+
+    /// [`find`] by contours alone.
+    fn find_contour(self, distances: &[usize]) -> Option<Period> {
+        let periods: Vec<usize> = distances
+            .iter()
+            .copied()
+            .filter(|&period| period + contour_window(period) < self.sizes.len())
+            .filter(|&period| {
+                // As in `find_sizes`: a row of one size agrees with itself.
+                let older = self.without_newest(contour_window(period) / 2);
+                self.is_contour(period, contour_window(period))
+                    && (period >= SHORT || older.is_contour(period, contour_window(period) / 2))
+            })
+            .collect();
+        let window = contour_window(*periods.last()?);
+        let share = |period: usize| self.contours_alike(period, window);
+        let best = periods.iter().map(|&period| share(period)).fold(0.0, f64::max);
+        let period = periods.iter().copied().find(|&period| share(period) >= best - CONTOUR_BETTER)?;
+        Some(Period { allocations: period, steps: 1, share: self.bytes_alike(period, period) })
+    }
 }
 
 /// Allocations compared where only the contour repeats: of nearly two periods, so that a step that is found at the end of its third
@@ -436,73 +503,97 @@ fn candidates(contours: &[u8]) -> Vec<usize> {
     found
 }
 
-/// The share of the bytes in the newest `window` allocations that were asked for `distance` allocations before as well.
-fn bytes_alike(sizes: &[u64], distance: usize, window: usize) -> f64 {
-    let now = &sizes[sizes.len() - window..];
-    let before = &sizes[sizes.len() - window - distance..];
-    let (mut all, mut same) = (0u64, 0u64);
-    for (&size, &earlier) in now.iter().zip(before) {
-        all += size;
-        same += if alike(size, earlier) { size } else { 0 };
+impl<'a> View<'a> {
+    fn newest(self, sizes: usize) -> View<'a> {
+        View { sizes: &self.sizes[self.sizes.len() - sizes..], ..self }
     }
-    same as f64 / all.max(1) as f64
-}
 
-/// The share of the bytes for which the step before had a block of the same size, in whatever order, where steps begin
-/// every `period` allocations or nearly so.
-fn served(sizes: &[u64], period: usize) -> f64 {
-    let (mut at, mut before): (usize, Vec<u64>) = (0, Vec::new());
-    let (mut all, mut same) = (0, 0);
-    while let Some(next) = next_boundary(sizes, at, period) {
-        let mut step = sizes[at..next].to_vec();
-        step.sort_unstable();
-        if at > 0 {
-            let mut left = before.iter().copied().peekable();
-            for &size in &step {
-                all += size;
-                while left.next_if(|&other| other < size && !alike(other, size)).is_some() {}
-                same += left.next_if(|&other| alike(other, size)).map_or(0, |_| size);
-            }
-        }
-        (at, before) = (next, step);
+    fn without_newest(self, sizes: usize) -> View<'a> {
+        View { sizes: &self.sizes[..self.sizes.len() - sizes], ..self }
     }
-    if all == 0 { bytes_alike(sizes, period, sizes.len() - period) } else { same as f64 / all as f64 }
+
+    /// The share of the bytes in the newest `window` allocations that were asked for `distance` allocations before as well.
+    fn bytes_alike(self, distance: usize, window: usize) -> f64 {
+        if !self.effort.spend(window) {
+            return 0.0;
+        }
+        let now = &self.sizes[self.sizes.len() - window..];
+        let before = &self.sizes[self.sizes.len() - window - distance..];
+        let (mut all, mut same) = (0u64, 0u64);
+        for (&size, &earlier) in now.iter().zip(before) {
+            all += size;
+            same += if alike(size, earlier) { size } else { 0 };
+        }
+        same as f64 / all.max(1) as f64
+    }
+
+    /// The share of the bytes for which the step before had a block of the same size, in whatever order, where steps begin
+    /// every `period` allocations or nearly so.
+    fn served(self, period: usize) -> f64 {
+        let sizes = self.sizes;
+        // They are sorted.
+        if !self.effort.spend(sizes.len() * (usize::BITS - sizes.len().leading_zeros()) as usize) {
+            return 0.0;
+        }
+        let (mut at, mut before): (usize, Vec<u64>) = (0, Vec::new());
+        let (mut all, mut same) = (0, 0);
+        while let Some(next) = next_boundary(sizes, at, period) {
+            let mut step = sizes[at..next].to_vec();
+            step.sort_unstable();
+            if at > 0 {
+                let mut left = before.iter().copied().peekable();
+                for &size in &step {
+                    all += size;
+                    while left.next_if(|&other| other < size && !alike(other, size)).is_some() {}
+                    same += left.next_if(|&other| alike(other, size)).map_or(0, |_| size);
+                }
+            }
+            (at, before) = (next, step);
+        }
+        if all == 0 { self.bytes_alike(period, sizes.len() - period) } else { same as f64 / all as f64 }
+    }
+
+    /// Whether the sizes of a window are those of a period before.
+    fn is_period(self, period: usize, window: usize) -> bool {
+        let sizes = self.sizes;
+        let agrees = |distance, window| {
+            self.agreement(distance, window, |now, before| alike(sizes[now], sizes[before]))
+        };
+        // Most candidates fail at once.
+        agrees(period, window.min(EVIDENCE / 2)) >= SHARE / 2.0
+            && agrees(period, window) >= SHARE
+            && self.bytes_alike(period, window) >= SHARE
+            && beyond_chance(period, window, agrees)
+    }
+
+    /// Whether the contour of a window is that of a period before.
+    fn is_contour(self, period: usize, window: usize) -> bool {
+        let agrees = |distance, window| self.contours_alike(distance, window);
+        agrees(period, window) >= CONTOUR_SHARE && beyond_chance(period, window, agrees)
+    }
+
+    /// The share of the newest `window` allocations whose contour is that of `distance` allocations before.
+    fn contours_alike(self, distance: usize, window: usize) -> f64 {
+        let sizes = self.sizes;
+        self.agreement(distance, window, |now, before| {
+            contour(sizes[now - 1], sizes[now]) == contour(sizes[before - 1], sizes[before])
+        })
+    }
+
+    /// The share of the newest `window` allocations that are `same` as those `distance` before.
+    fn agreement(self, distance: usize, window: usize, same: impl Fn(usize, usize) -> bool) -> f64 {
+        if !self.effort.spend(window) {
+            return 0.0;
+        }
+        let newest = self.sizes.len() - window..self.sizes.len();
+        newest.filter(|&now| same(now, now - distance)).count() as f64 / window as f64
+    }
 }
 
 /// Whether the newest sizes are exactly those of a period before.
 fn is_exact(sizes: &[u64], period: usize, window: usize) -> bool {
     let before = sizes.len().checked_sub(window + period);
     before.is_some_and(|before| sizes[before..before + window] == sizes[before + period..])
-}
-
-/// Whether the sizes of a window are those of a period before.
-fn is_period(sizes: &[u64], period: usize, window: usize) -> bool {
-    let agrees =
-        |distance, window| agreement(sizes, distance, window, |now, before| alike(sizes[now], sizes[before]));
-    // Most candidates fail at once.
-    agrees(period, window.min(EVIDENCE / 2)) >= SHARE / 2.0
-        && agrees(period, window) >= SHARE
-        && bytes_alike(sizes, period, window) >= SHARE
-        && beyond_chance(period, window, agrees)
-}
-
-/// Whether the contour of a window is that of a period before.
-fn is_contour(sizes: &[u64], period: usize, window: usize) -> bool {
-    let agrees = |distance, window| contours_alike(sizes, distance, window);
-    agrees(period, window) >= CONTOUR_SHARE && beyond_chance(period, window, agrees)
-}
-
-/// The share of the newest `window` allocations whose contour is that of `distance` allocations before.
-fn contours_alike(sizes: &[u64], distance: usize, window: usize) -> f64 {
-    agreement(sizes, distance, window, |now, before| {
-        contour(sizes[now - 1], sizes[now]) == contour(sizes[before - 1], sizes[before])
-    })
-}
-
-/// The share of the newest `window` allocations that are `same` as those `distance` before.
-fn agreement(sizes: &[u64], distance: usize, window: usize, same: impl Fn(usize, usize) -> bool) -> f64 {
-    let newest = sizes.len() - window..sizes.len();
-    newest.filter(|&now| same(now, now - distance)).count() as f64 / window as f64
 }
 
 /// Whether a period agrees far more than distances within it do.
@@ -544,6 +635,21 @@ mod tests {
     fn warm_up(sizes: usize) -> Vec<u64> {
         let mut next = noise(1);
         (0..sizes).map(|_| 32_768 + next() % 200_000).collect()
+    }
+
+    /// A sequence whose contour nearly repeats at many distances, each of which has to be compared for long.
+    fn unfriendly() -> Vec<u64> {
+        let (mut next, mut other) = (noise(3), noise(5));
+        let one: Vec<u64> = (0..64).map(|_| 32_768 << (next() % 5)).collect();
+        (0..60_000).map(|at| if other() % 16 == 0 { 32_768 << (other() % 5) } else { one[at % 64] }).collect()
+    }
+
+    #[test]
+    fn looking_stops_where_it_takes_too_long() {
+        let friendly = step(20, 10_000).repeat(8);
+        assert_eq!(find_within(&friendly, 1 << 20), Ok(find(&friendly)));
+        assert_eq!(find_within(&friendly, 10), Err(TooLong));
+        assert_eq!(find_within(&unfriendly(), 1 << 20), Err(TooLong));
     }
 
     #[test]
@@ -598,7 +704,8 @@ mod tests {
             units.iter().flat_map(|unit| one.iter().map(move |size| size * unit)).collect();
         // In the midst of the last step's loop.
         sizes.truncate(sizes.len() - 12 - 20);
-        let loops = find_sizes(&sizes, &candidates(&contours(&sizes))).expect("the loop repeats exactly");
+        let view = View { sizes: &sizes, effort: &Effort::any() };
+        let loops = view.find_sizes(&candidates(&contours(&sizes))).expect("the loop repeats exactly");
         assert_eq!(loops.allocations, layer.len());
         let found = find(&sizes).expect("a contour");
         assert_eq!((found.allocations, found.repeats()), (one.len(), false));

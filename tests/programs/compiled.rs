@@ -60,3 +60,39 @@ pub fn static_steps() -> Result<PathBuf, String> {
 pub fn marker() -> PathBuf {
     compile("marker.c", "libmarker.so", &["-shared", "-fPIC"])
 }
+
+/// `life.c`.
+pub fn life() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| compile("life.c", "life", &["-pthread", "-ldl"]))
+}
+
+/// A library of malloc's family, of which none may be called.
+pub fn behind() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| compile("behind.c", "libbehind.so", &["-shared", "-fPIC"]))
+}
+
+/// `module.c`.
+pub fn module() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| compile("module.c", "libmodule.so", &["-shared", "-fPIC"]))
+}
+
+/// `operations.c`.
+pub fn operations() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| compile("operations.c", "operations", &["-pthread", "-ldl"]))
+}
+
+/// `refuse.c`.
+pub fn refuse() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| compile("refuse.c", "librefuse.so", &["-shared", "-fPIC", "-ldl"]))
+}
+
+/// `restricted.c`.
+pub fn restricted() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| compile("restricted.c", "restricted", &[]))
+}

@@ -4,6 +4,9 @@
 //! |---|---|
 //! | `exports` | does the library export what it should, and need no more than there is? |
 //! | `contract` | does a C program get from it what it gets from glibc's malloc, in every phase? |
+//! | `life` | and what a process goes through beside its allocations? |
+//! | `restricted` | and where the system refuses more than usual? |
+//! | `operations` | does every byte stay, and is memory that the system refuses no more than that? |
 //! | `run`, `plan`, `demo` | does the command keep its contract? |
 //! | `model` | are models computed as ONNX's own tests say, in the memory that was planned? |
 //! | `quantize` | are models with weights of 8 bits valid, smaller, and near to what they were? |
@@ -26,9 +29,11 @@ mod compiled;
 mod contract;
 mod demo;
 mod exports;
+mod life;
 mod model;
 mod model_memory;
 mod openvino;
+mod operations;
 mod optimize;
 mod plan;
 mod process;
@@ -36,6 +41,7 @@ mod pytorch;
 mod quantize;
 mod ranks;
 mod report;
+mod restricted;
 mod run;
 mod unchanged;
 mod wheel;

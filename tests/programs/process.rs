@@ -103,8 +103,15 @@ pub fn preloaded(program: impl AsRef<OsStr>, backend: &str) -> Command {
 /// Runs a program to its end.
 #[track_caller]
 pub fn finish(command: &mut Command) -> Ended {
+    finish_within(command, PATIENCE)
+}
+
+/// The same for one that may take longer than others.
+#[track_caller]
+pub fn finish_within(command: &mut Command, patience: Duration) -> Ended {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    await_end(child.unwrap_or_else(|error| panic!("{command:?}: {error}")), &format!("{command:?}"))
+    let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    await_end_within(child, &format!("{command:?}"), patience)
 }
 
 /// Reads a started program's streams to their ends.
@@ -112,7 +119,12 @@ pub fn finish(command: &mut Command) -> Ended {
 /// # Panics
 /// If it does not end in time.
 #[track_caller]
-pub fn await_end(mut child: Child, name: &str) -> Ended {
+pub fn await_end(child: Child, name: &str) -> Ended {
+    await_end_within(child, name, PATIENCE)
+}
+
+#[track_caller]
+fn await_end_within(mut child: Child, name: &str, patience: Duration) -> Ended {
     fn reader(stream: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
         thread::spawn(move || {
             let mut bytes = Vec::new();
@@ -126,10 +138,10 @@ pub fn await_end(mut child: Child, name: &str) -> Ended {
         if let Some(status) = child.try_wait().expect("a child can be waited for") {
             break status;
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > patience {
             let _ = child.kill();
             let _ = child.wait();
-            panic!("{name} did not end within {PATIENCE:?}");
+            panic!("{name} did not end within {patience:?}");
         }
         thread::sleep(GLANCE);
     };

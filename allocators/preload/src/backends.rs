@@ -1,23 +1,16 @@
 //! The backends, reached by a table of functions that the first call fills.
 //!
-//! glibc is reached by its `__libc_` names, since `malloc` is ourselves; what has no such name is looked up behind us
-//! (`RTLD_NEXT`) once the table stands, because `dlsym` may allocate. jemalloc and mimalloc are linked in with symbols
-//! of their own.
+//! glibc's functions are found in its own image ([`glibc`]), whatever allocators are loaded beside us. jemalloc and mimalloc
+//! are linked in with symbols of their own.
 
-use crate::segments;
+use crate::{glibc, internal, segments};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use statistic::backend::{Glibc, Jemalloc, Kind, Mimalloc, Retention};
-use statistic::{Backend, route};
-use std::alloc::{GlobalAlloc, Layout};
+use statistic::{Backend, os};
 
 unsafe extern "C" {
-    fn __libc_malloc(size: usize) -> *mut c_void;
-    fn __libc_free(block: *mut c_void);
-    fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
-    fn __libc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
-    fn __libc_memalign(align: usize, size: usize) -> *mut c_void;
     /// mimalloc's start, which its own constructor would call.
     fn _mi_auto_process_init();
     /// mimalloc's end, which its own destructor would call.
@@ -41,19 +34,19 @@ pub(crate) struct Functions {
     pub(crate) retain: fn(Retention),
 }
 
-static GLIBC: Functions = Functions {
+pub(crate) static GLIBC: Functions = Functions {
     name: "glibc",
     kind: Kind::Glibc,
-    malloc: __libc_malloc,
-    free: __libc_free,
-    calloc: __libc_calloc,
-    realloc: __libc_realloc,
-    memalign: __libc_memalign,
-    usable_size: glibc_usable_size,
+    malloc: glibc::malloc,
+    free: glibc::free,
+    calloc: glibc::calloc,
+    realloc: glibc::realloc,
+    memalign: glibc::memalign,
+    usable_size: glibc::usable_size,
     trim: || {
-        glibc_trim(0);
+        glibc::trim(0);
     },
-    retain: |retention| Glibc::retain_by(glibc_mallopt, retention),
+    retain: |retention| Glibc::retain_by(glibc::mallopt, retention),
 };
 
 static JEMALLOC: Functions = Functions {
@@ -122,6 +115,8 @@ pub(crate) fn chosen() -> &'static Functions {
 /// Fills the table. Threads that race here find the same environment, hence the same backend.
 #[cold]
 fn choose() -> &'static Functions {
+    // Also under another backend: our own Rust code has glibc's.
+    glibc::find();
     let functions = match kind() {
         Kind::Glibc => &GLIBC,
         Kind::Jemalloc => &JEMALLOC,
@@ -131,16 +126,22 @@ fn choose() -> &'static Functions {
         Mimalloc::begin();
     }
     TABLE.store(ptr::from_ref(functions).cast_mut(), Release);
-    MALLOC.store(functions.malloc as *mut c_void, Release);
-    FREE.store(functions.free as *mut c_void, Release);
+    let [malloc, free, calloc, realloc] = if functions.kind == Kind::Glibc {
+        // Without the step in between.
+        [&glibc::MALLOC, &glibc::FREE, &glibc::CALLOC, &glibc::REALLOC].map(|function| function.address())
+    } else {
+        let Functions { malloc, free, calloc, realloc, .. } = *functions;
+        [malloc as *mut c_void, free as *mut c_void, calloc as *mut c_void, realloc as *mut c_void]
+    };
+    MALLOC.store(malloc, Release);
+    FREE.store(free, Release);
     #[cfg(target_arch = "x86_64")]
     {
-        CALLOC.store(functions.calloc as *mut c_void, Release);
-        REALLOC.store(functions.realloc as *mut c_void, Release);
+        CALLOC.store(calloc, Release);
+        REALLOC.store(realloc, Release);
     }
-    if functions.kind == Kind::Glibc {
-        next::USABLE_SIZE.resolve();
-    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (calloc, realloc);
     functions
 }
 
@@ -189,73 +190,6 @@ fn kind() -> Kind {
         }
     }
     Kind::Glibc
-}
-
-/// Functions of the C library that have no `__libc_` name.
-pub(crate) mod next {
-    use super::*;
-
-    /// One function, looked up behind us when first needed.
-    pub(crate) struct Next {
-        name: &'static CStr,
-        address: AtomicPtr<c_void>,
-    }
-
-    impl Next {
-        const fn new(name: &'static CStr) -> Self {
-            Self { name, address: AtomicPtr::new(ptr::null_mut()) }
-        }
-
-        /// Its address; null where the C library has none.
-        pub(crate) fn resolve(&self) -> *mut c_void {
-            let known = self.address.load(Acquire);
-            if !known.is_null() {
-                return known;
-            }
-            // SAFETY: the name ends with a nul byte.
-            let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-            self.address.store(found, Release);
-            found
-        }
-    }
-
-    pub(crate) static USABLE_SIZE: Next = Next::new(c"malloc_usable_size");
-    pub(crate) static TRIM: Next = Next::new(c"malloc_trim");
-    pub(crate) static MALLOPT: Next = Next::new(c"mallopt");
-    pub(crate) static MALLINFO2: Next = Next::new(c"mallinfo2");
-    pub(crate) static STATS: Next = Next::new(c"malloc_stats");
-    pub(crate) static INFO: Next = Next::new(c"malloc_info");
-}
-
-unsafe extern "C" fn glibc_usable_size(block: *mut c_void) -> usize {
-    type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
-    let function = next::USABLE_SIZE.resolve();
-    if function.is_null() {
-        return 0;
-    }
-    // SAFETY: the C library's malloc_usable_size has this type; the block is live, by the caller's promise.
-    unsafe { core::mem::transmute::<*mut c_void, UsableSize>(function)(block) }
-}
-
-pub(crate) fn glibc_trim(pad: usize) -> c_int {
-    type Trim = unsafe extern "C" fn(usize) -> c_int;
-    let function = next::TRIM.resolve();
-    if function.is_null() {
-        return 0;
-    }
-    // SAFETY: the C library's malloc_trim has this type.
-    unsafe { core::mem::transmute::<*mut c_void, Trim>(function)(pad) }
-}
-
-/// 0, "not understood", where the C library has none.
-pub(crate) fn glibc_mallopt(parameter: c_int, value: c_int) -> c_int {
-    type Mallopt = unsafe extern "C" fn(c_int, c_int) -> c_int;
-    let function = next::MALLOPT.resolve();
-    if function.is_null() {
-        return 0;
-    }
-    // SAFETY: the C library's mallopt has this type, and takes any numbers.
-    unsafe { core::mem::transmute::<*mut c_void, Mallopt>(function)(parameter, value) }
 }
 
 unsafe extern "C" fn jemalloc_usable_size(block: *mut c_void) -> usize {
@@ -334,7 +268,7 @@ unsafe extern "C" fn mimalloc_memalign(align: usize, size: usize) -> *mut c_void
 // calls of these two functions to us (`--wrap`), and we keep errno as it was. jemalloc only looks at whether
 // they failed. mimalloc takes errno for that, and does no more about it than to mention it if asked to (or,
 // where its purges are set to use it, to try again without MADV_FREE, which Linux has since 4.5); for
-// mimalloc the calls return success.
+// mimalloc the calls return success. (Our own calls of these two go by number: see `os::memory`.)
 
 unsafe extern "C" {
     fn __real_munmap(start: *mut c_void, bytes: usize) -> c_int;
@@ -384,7 +318,7 @@ unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) ->
 }
 
 fn keeping_errno(call: impl FnOnce() -> c_int) -> c_int {
-    let result = statistic::os::keeping_errno(call);
+    let result = os::keeping_errno(call);
     if functions().kind == Kind::Mimalloc { 0 } else { result }
 }
 
@@ -437,7 +371,7 @@ unsafe impl Backend for PreloadBackend {
         (functions().trim)();
         if functions().kind != Kind::Glibc {
             // What is our own.
-            glibc_trim(0);
+            glibc::trim(0);
         }
         Self::end_learning();
     }
@@ -448,6 +382,10 @@ unsafe impl Backend for PreloadBackend {
 
     fn end_learning() {
         segments::give_back();
+    }
+
+    fn begin_exit() {
+        internal::begin_exit();
     }
 
     unsafe fn allocate(size: usize, align: usize) -> *mut u8 {
@@ -475,7 +413,7 @@ unsafe impl Backend for PreloadBackend {
 impl Functions {
     /// # Safety
     /// As for [`Backend::allocate`].
-    unsafe fn allocate(&self, size: usize, align: usize) -> *mut u8 {
+    pub(crate) unsafe fn allocate(&self, size: usize, align: usize) -> *mut u8 {
         // SAFETY: `align` is a power of two.
         or_enomem(unsafe {
             if align <= NATURAL_ALIGN { (self.malloc)(size) } else { (self.memalign)(align, size) }
@@ -484,7 +422,7 @@ impl Functions {
 
     /// # Safety
     /// As for [`Backend::allocate_zeroed`].
-    unsafe fn allocate_zeroed(&self, size: usize, align: usize) -> *mut u8 {
+    pub(crate) unsafe fn allocate_zeroed(&self, size: usize, align: usize) -> *mut u8 {
         // SAFETY: an aligned block that is not null holds `size` bytes.
         unsafe {
             if align <= NATURAL_ALIGN {
@@ -500,7 +438,13 @@ impl Functions {
 
     /// # Safety
     /// As for [`Backend::reallocate`].
-    unsafe fn reallocate(&self, block: *mut u8, old_size: usize, align: usize, new_size: usize) -> *mut u8 {
+    pub(crate) unsafe fn reallocate(
+        &self,
+        block: *mut u8,
+        old_size: usize,
+        align: usize,
+        new_size: usize,
+    ) -> *mut u8 {
         // SAFETY: the caller's promise. C's realloc keeps no alignment beyond the natural one.
         unsafe {
             if align <= NATURAL_ALIGN {
@@ -523,97 +467,4 @@ fn or_enomem(block: *mut c_void) -> *mut u8 {
         unsafe { *libc::__errno_location() = libc::ENOMEM };
     }
     block.cast()
-}
-
-/// The allocator of this library's own Rust code, whatever the backend: glibc, as a thread of ours costs no arena there, as it does in jemalloc (30
-/// page faults) and mimalloc; and for larger blocks the large heap, whose free pages are resident already, or mappings where it is closed. Of
-/// either nothing is left when learning has ended, where glibc would keep its memory.
-pub(crate) struct Internal;
-
-/// Least size in bytes of a block that the large heap lends.
-const LENT_BYTES: usize = 8 << 10;
-/// The same of a block that is mapped.
-const MAPPED_BYTES: usize = 256 << 10;
-const PAGE: usize = 4 << 10;
-
-impl Internal {
-    fn may_be_lent(layout: Layout) -> bool {
-        layout.size() >= LENT_BYTES && layout.align() <= PAGE
-    }
-
-    fn is_mapped(layout: Layout) -> bool {
-        layout.size() >= MAPPED_BYTES && layout.align() <= PAGE
-    }
-
-    fn lend(layout: Layout, zeroed: bool) -> Option<*mut u8> {
-        if Self::may_be_lent(layout) { route::lend(layout.size(), zeroed) } else { None }
-    }
-
-    /// All zeros.
-    fn map(size: usize) -> *mut u8 {
-        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a fresh anonymous mapping replaces nothing that exists.
-        or_null(unsafe { libc::mmap(ptr::null_mut(), size, access, kind, -1, 0) })
-    }
-}
-
-fn or_null(mapped: *mut c_void) -> *mut u8 {
-    if mapped == libc::MAP_FAILED { ptr::null_mut() } else { mapped.cast() }
-}
-
-// SAFETY: malloc's contract is that of the trait, and whole pages that are nobody else's keep it too; layouts' alignments are powers of two.
-// Which of the three made a block follows from its address and its layout.
-unsafe impl GlobalAlloc for Internal {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if let Some(block) = Self::lend(layout, false) {
-            return block;
-        }
-        if Self::is_mapped(layout) {
-            return Self::map(layout.size());
-        }
-        // SAFETY: see above.
-        unsafe { GLIBC.allocate(layout.size(), layout.align()) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the block is from `alloc` with this layout, and nobody uses it.
-        unsafe {
-            if Self::may_be_lent(layout) && route::take_back(block) {
-                return;
-            }
-            if Self::is_mapped(layout) {
-                libc::munmap(block.cast(), layout.size());
-            } else {
-                (GLIBC.free)(block.cast())
-            }
-        }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if let Some(block) = Self::lend(layout, true) {
-            return block;
-        }
-        if Self::is_mapped(layout) {
-            return Self::map(layout.size());
-        }
-        // SAFETY: see above.
-        unsafe { GLIBC.allocate_zeroed(layout.size(), layout.align()) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // SAFETY: see above; the new size is not 0, and the alignment the old one.
-        unsafe {
-            let new_layout = Layout::from_size_align_unchecked(new_size, layout.align());
-            let is_small = |layout| !Self::may_be_lent(layout);
-            if is_small(layout) && is_small(new_layout) {
-                return GLIBC.reallocate(block, layout.size(), layout.align(), new_size);
-            }
-            let new = self.alloc(new_layout);
-            if !new.is_null() {
-                ptr::copy_nonoverlapping(block, new, layout.size().min(new_size));
-                self.dealloc(block, layout);
-            }
-            new
-        }
-    }
 }

@@ -1,9 +1,9 @@
 //! Introspection and tuning of the heap: figures are those of backend and arena together where the backend
 //! has any.
 
-use crate::backends::{PreloadBackend, chosen, glibc_mallopt, glibc_trim, next};
-use core::ffi::{c_int, c_void};
-use core::mem::transmute;
+use crate::backends::{PreloadBackend, chosen};
+use crate::glibc;
+use core::ffi::c_int;
 use statistic::Backend;
 use statistic::backend::{Glibc, Kind};
 use statistic::os::{Text, log_stderr};
@@ -17,7 +17,7 @@ fn is_glibc() -> bool {
 pub extern "C" fn malloc_trim(pad: usize) -> c_int {
     let given = statistic::route::give_back_extents() > 0;
     if is_glibc() {
-        return c_int::from(given) | glibc_trim(pad);
+        return c_int::from(given) | glibc::trim(pad);
     }
     PreloadBackend::trim();
     1
@@ -30,22 +30,16 @@ pub extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
         return 0;
     }
     Glibc::mark_tuned();
-    glibc_mallopt(parameter, value)
+    glibc::mallopt(parameter, value)
 }
 
 /// `struct mallinfo2 mallinfo2(void)`: what glibc says, where it is the backend, and the arena and the large heap as
 /// a mapped region each, whose occupied bytes are in use.
 #[unsafe(no_mangle)]
 pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
-    type Mallinfo2 = unsafe extern "C" fn() -> libc::mallinfo2;
-    let function = next::MALLINFO2.resolve();
-    let mut info = if is_glibc() && !function.is_null() {
-        // SAFETY: the C library's mallinfo2 has this type.
-        unsafe { transmute::<*mut c_void, Mallinfo2>(function)() }
-    } else {
-        // SAFETY: a structure of numbers, of which zeros are valid.
-        unsafe { core::mem::zeroed() }
-    };
+    // SAFETY: a structure of numbers, of which zeros are valid.
+    let nothing = || unsafe { core::mem::zeroed() };
+    let mut info = if is_glibc() { glibc::mallinfo2().unwrap_or_else(nothing) } else { nothing() };
     let snapshot = statistic::statistics();
     if snapshot.arena_bytes > 0 {
         info.hblks += 1;
@@ -88,12 +82,7 @@ pub extern "C" fn malloc_stats() {
     // SAFETY: the reports take no arguments, or null ones for "standard error, all of it".
     unsafe {
         match chosen().kind {
-            Kind::Glibc => {
-                let function = next::STATS.resolve();
-                if !function.is_null() {
-                    transmute::<*mut c_void, unsafe extern "C" fn()>(function)();
-                }
-            }
+            Kind::Glibc => glibc::stats(),
             Kind::Jemalloc => {
                 tikv_jemalloc_sys::malloc_stats_print(None, core::ptr::null_mut(), core::ptr::null());
             }
@@ -112,12 +101,10 @@ pub extern "C" fn malloc_stats() {
 /// `stream` is an open stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_info(options: c_int, stream: *mut libc::FILE) -> c_int {
-    type Info = unsafe extern "C" fn(c_int, *mut libc::FILE) -> c_int;
-    let function = next::INFO.resolve();
-    // SAFETY: the C library's malloc_info has this type; the stream is open, by the caller's promise.
+    // SAFETY: the stream is open, by the caller's promise.
     unsafe {
-        if is_glibc() && !function.is_null() {
-            return transmute::<*mut c_void, Info>(function)(options, stream);
+        if is_glibc() {
+            return glibc::info(options, stream);
         }
         if options != 0 {
             return libc::EINVAL;

@@ -9,10 +9,13 @@
 //! pointers for size 0, checked products, alignment 16 at least, nothing unwinds. `operator new` is not exported:
 //! libstdc++ calls malloc.
 //!
-//! [`backends`] reaches the backends, [`malloc`] has malloc and its family, [`introspection`] the calls that
-//! ask about the heap, [`steps`] the functions that are ours, [`segments`] the library's own pages.
+//! [`backends`] reaches the backends, [`internal`] allocates for this library's own code, [`glibc`] finds the C library's own functions, [`malloc`] has malloc and its family,
+//! [`introspection`] the calls that ask about the heap, [`steps`] the functions that are ours, [`segments`] the library's
+//! own pages.
 
 mod backends;
+mod glibc;
+mod internal;
 mod introspection;
 mod malloc;
 mod segments;
@@ -23,4 +26,4 @@ include!(concat!(env!("OUT_DIR"), "/late.rs"));
 
 /// What this library's own Rust code allocates goes to glibc, never through the plan.
 #[global_allocator]
-static INTERNAL: backends::Internal = backends::Internal;
+static INTERNAL: internal::Internal = internal::Internal;

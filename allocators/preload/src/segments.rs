@@ -4,11 +4,11 @@
 //! While a plan serves, a small part of the code is run. The rest stays mapped once it was touched, and counts as the
 //! process's memory. It is clean memory of a file, and comes again at the next touch.
 
-use statistic::os;
-
 unsafe extern "C" {
     /// The library's ELF header, where the linker has put it (hidden).
     static __ehdr_start: libc::Elf64_Ehdr;
+    /// Behind the code that every process runs (hidden, `start.ld`).
+    static hot_end: u8;
     /// Around the relocations and what unwinding reads (hidden, `apart.ld`).
     #[cfg(relocations_apart)]
     static read_once_begin: u8;
@@ -36,20 +36,23 @@ fn page() -> Option<usize> {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()
 }
 
-/// Gives the pages of code and constants back. Where a debugger is attached they stay: its breakpoints are in them.
+/// Gives the pages of code and constants back, but for what every process runs, which would come again at once: breakpoints that a debugger has
+/// set there (in `malloc`, say) stay.
 pub(crate) fn give_back() {
-    let Some(page) = page().filter(|_| !os::is_traced()) else { return };
-    let start = &raw const __ehdr_start;
+    let Some(page) = page() else { return };
+    let (start, hot) = (&raw const __ehdr_start, (&raw const hot_end).addr());
     // SAFETY: the header and the program headers behind it are those of this library, mapped for as long as this code is. A
     // segment that is not writable holds what the file holds, so that its pages can come again from there.
     unsafe {
         let headers = start.byte_add((*start).e_phoff as usize).cast::<libc::Elf64_Phdr>();
         for header in (0..usize::from((*start).e_phnum)).map(|index| &*headers.add(index)) {
             if header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0 {
-                let first = header.p_vaddr as usize & !(page - 1);
-                let bytes = (header.p_vaddr + header.p_memsz) as usize - first;
-                let place = start.byte_add(first).cast_mut().cast();
-                libc::madvise(place, bytes.next_multiple_of(page), libc::MADV_DONTNEED);
+                let first = start.byte_add(header.p_vaddr as usize & !(page - 1));
+                let end = start.addr() + (header.p_vaddr + header.p_memsz) as usize;
+                let holds_hot = header.p_flags & libc::PF_X != 0;
+                let first = if holds_hot { first.with_addr(hot.next_multiple_of(page)) } else { first };
+                let bytes = end.saturating_sub(first.addr()).next_multiple_of(page);
+                libc::madvise(first.cast_mut().cast(), bytes, libc::MADV_DONTNEED);
             }
         }
     }

@@ -76,7 +76,7 @@ extern "C" fn loaded() {
     crate::segments::end_loading();
     crate::backends::start();
     statistic::initialise();
-    if let Some(path) = os::environment(c"STEPALLOC_ATTACHED") {
+    if let Some(path) = statistic::attached_path() {
         report_attached(path);
     }
 }
@@ -84,13 +84,9 @@ extern "C" fn loaded() {
 /// Reports to whoever started us, in a file, that the library is in this process.
 #[cold]
 #[inline(never)]
-fn report_attached(name: &[u8]) {
-    let mut path = [0; 4096];
-    let Some(place) = path.get_mut(..name.len()) else { return };
-    place.copy_from_slice(name);
+fn report_attached(path: &CStr) {
     let mut line = Text::<16>::new();
     let _ = writeln!(line, "{}", std::process::id());
-    if let Ok(path) = CStr::from_bytes_until_nul(&path) {
-        os::keeping_errno(|| os::append(path, line.as_bytes()));
-    }
+    // Who is gone meanwhile does not want to know.
+    let _ = os::keeping_errno(|| os::append(path, line.as_bytes()));
 }

@@ -93,10 +93,13 @@ mod record;
 mod reentrant;
 #[doc(hidden)]
 pub mod route;
+#[doc(hidden)]
+pub mod scarcity;
 mod settings;
 mod statistics;
 mod step;
 mod switches;
+mod thread_locals;
 
 pub use alloc::StatisticAllocator;
 pub use arena::region::Region;
@@ -111,6 +114,8 @@ pub use engine::{boundary, disable, initialise, phase, release, statistics};
 pub use lookup::misses::{Miss, Reason};
 pub use profile::plan_file::{PLAN_MAGIC, PlanFileError, StoredPlans, plan_class, read_plans};
 pub use record::tracer;
+#[doc(hidden)]
+pub use settings::attached_path;
 pub use settings::{HugePages, Large, Settings};
 pub use statistics::{LastSteps, Phase, Statistics};
 pub use step::{SharedStep, Step, StepGuard, step};

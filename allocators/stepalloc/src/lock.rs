@@ -22,8 +22,10 @@ pub(crate) fn distinguish_children() {
     if OWNER.load(Relaxed).is_null()
         && let Some(page) = os::map_wiped_on_fork()
     {
-        OWNER.store(page.cast(), Release);
-        is_own(os::pid());
+        let owner: *mut AtomicU32 = page.cast();
+        // SAFETY: mapped just now, and known here only. Locks that are held now stay this process's: its generation is as before.
+        unsafe { owner.write(AtomicU32::new(os::pid())) };
+        OWNER.store(owner, Release);
     }
 }
 
@@ -31,10 +33,23 @@ pub(crate) fn distinguish_children() {
 fn is_own(process: u32) -> bool {
     // SAFETY: null, or a page that is never unmapped.
     let Some(owner) = (unsafe { OWNER.load(Acquire).as_ref() }) else { return true };
-    match owner.compare_exchange(0, process, Relaxed, Relaxed) {
-        Ok(_) => true,
+    match owner.compare_exchange(0, process, AcqRel, Acquire) {
+        Ok(_) => {
+            GENERATION.fetch_add(1, Release);
+            true
+        }
         Err(owner) => owner == process,
     }
+}
+
+/// Forks that led to this memory, of those whose child has looked at a lock.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// Bits of a process's id: `PID_MAX_LIMIT` of Linux is 2 to this power.
+const ID_BITS: u32 = 22;
+
+/// Who holds a lock, in this process: its id alone may be that of an ancestor which has ended.
+fn holder(process: u32) -> u32 {
+    GENERATION.load(Acquire) << ID_BITS ^ process
 }
 
 /// Called in a forked child: its memory is its own.
@@ -43,7 +58,7 @@ pub(crate) fn own() {
 }
 
 pub(crate) struct Lock {
-    /// The process id; 0 while nobody holds the lock.
+    /// That of [`holder`]; 0 while nobody holds the lock.
     holder: AtomicU32,
 }
 
@@ -63,6 +78,7 @@ impl Lock {
         if !is_own(process) {
             return None;
         }
+        let process = holder(process);
         let mut tried = 0;
         let mut poisoned = false;
         while let Err(holder) = self.holder.compare_exchange(0, process, Acquire, Relaxed) {

@@ -2,11 +2,13 @@
 
 /// Events merged in the thread of the step: about 2 ms. A step of 10,000 blocks has twice as many events.
 pub(crate) const EVENTS_HERE: u64 = 20_000;
+/// Comparisons of sizes in looking for a period in the thread of the step: about 2 ms. Recorded programs take a third at most.
+pub(crate) const COMPARISONS_HERE: u64 = 1 << 20;
 /// Blocks planned in the thread of the step: about 2 ms.
 pub(crate) const BLOCKS_HERE: usize = 200;
 /// A plan is good enough where its arena exceeds the load by at most one part in this many of the load: less than users notice.
 pub(crate) const GOOD_SHARE: u64 = 200;
-/// The same in parts of the process's resident memory, which is what users see.
+/// The same in parts of the process's peak of resident memory, which is what users see.
 pub(crate) const GOOD_RESIDENT_SHARE: u64 = 1000;
 /// And any such plan by less than the memory that looking for a better one takes.
 pub(crate) const GOOD_BYTES: u64 = 1 << 20;
@@ -59,7 +61,7 @@ pub(crate) const AWAITED_PERIODS: u64 = 4;
 pub(crate) const RECORDED_MOST: u64 = 1 << 14;
 /// They take at most one part in this many of the most bytes that the program had alive.
 pub(crate) const RECORDED_SHARE: u64 = 64;
-/// The code that learning runs is made up for where it is more than one part in this many of what the process has resident. Elsewhere it hardly
+/// The code that learning runs is made up for where it is more than one part in this many of the process's peak. Elsewhere it hardly
 /// shows in the peak, and what goes back for it would fault again.
 pub(crate) const LEARNING_SHARE: u64 = 128;
 /// Events between two looks at a thread that plans beside the program.

@@ -2,13 +2,8 @@
 //! unrecorded.
 
 use crate::switches::{STATE, WORKER};
-use core::cell::Cell;
+use crate::thread_locals::ThreadLocals;
 use core::sync::atomic::Ordering::*;
-
-std::thread_local! {
-    /// True while this thread works for the allocator itself. One byte, no destructor.
-    static IS_REENTRANT: Cell<bool> = const { Cell::new(false) };
-}
 
 /// Runs `body` as work of the allocator itself.
 pub(crate) fn guard<R>(body: impl FnOnce() -> R) -> R {
@@ -16,12 +11,12 @@ pub(crate) fn guard<R>(body: impl FnOnce() -> R) -> R {
     struct Guard(bool);
     impl Drop for Guard {
         fn drop(&mut self) {
-            IS_REENTRANT.set(self.0);
+            ThreadLocals::with(|locals| locals.is_reentrant.set(self.0));
             STATE.mode.fetch_sub(WORKER, Relaxed);
         }
     }
     STATE.mode.fetch_add(WORKER, Relaxed);
-    let _guard = Guard(IS_REENTRANT.replace(true));
+    let _guard = Guard(ThreadLocals::with(|locals| locals.is_reentrant.replace(true)));
     body()
 }
 
@@ -36,5 +31,5 @@ pub(crate) fn may_be(mode: u32) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn is_reentrant() -> bool {
-    IS_REENTRANT.get()
+    ThreadLocals::with(|locals| locals.is_reentrant.get())
 }

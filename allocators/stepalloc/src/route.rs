@@ -12,7 +12,6 @@ use crate::heap::HEAP;
 use crate::lookup::misses::{MISSES, Reason};
 use crate::lookup::{Class, Match, Quick};
 use crate::os;
-use crate::profile::plan_file;
 use crate::profile::step_profile;
 use crate::record::recorder::{Event, RECORDER};
 use crate::record::size_log::SIZE_LOG;
@@ -82,7 +81,7 @@ fn attach<B: Backend>() {
     }
     backend::attach::<B>();
     let traced = TRACER.is_wanted().then(settings::least_bytes);
-    if switches::begin(sampled, traced) && plan_file::name().is_some() {
+    if switches::begin(sampled, traced) && settings::PLAN.path().is_some() {
         SIZE_LOG.wake_after(step_profile::FINGERPRINT as u64);
     }
 }

@@ -4,9 +4,10 @@
 //! used instead; the program goes on.
 
 use crate::os;
-use core::ffi::CStr;
+use core::ffi::{CStr, c_char};
 use core::fmt::{self, Display, Formatter};
-use core::sync::atomic::{AtomicBool, Ordering::*};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering::*};
 
 /// What a user can set. The defaults are DeepRec's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -145,6 +146,80 @@ pub(crate) fn least_bytes() -> usize {
     let set = os::environment(c"STEPALLOC_MIN_BYTES").and_then(parse_decimal);
     let usable = set.filter(|&bytes| bytes >= LEAST_MIN_BYTES);
     usable.map_or(Settings::DEFAULT.min_bytes, |bytes| bytes as usize)
+}
+
+/// A setting that names a file. Its value is copied when it is first wanted, which is when the library is loaded: at the process's end, and in
+/// the midst of an allocation, another thread may be changing the environment.
+pub(crate) struct PathSetting {
+    name: &'static CStr,
+    /// The copy, which stays; null where nothing is set.
+    path: AtomicPtr<c_char>,
+    state: AtomicU8,
+}
+
+// The states of a path.
+const UNREAD: u8 = 0;
+const BEING_READ: u8 = 1;
+const READ: u8 = 2;
+
+/// Where figures go at the process's end.
+pub(crate) static JSON: PathSetting = PathSetting::new(c"STEPALLOC_JSON");
+/// Where plans are kept.
+pub(crate) static PLAN: PathSetting = PathSetting::new(c"STEPALLOC_PLAN");
+/// Where the trace goes, with the process's id behind it.
+pub(crate) static TRACE: PathSetting = PathSetting::new(c"STEPALLOC_TRACE");
+/// Where the journal goes.
+pub(crate) static STEPS: PathSetting = PathSetting::new(c"STEPALLOC_STEPS");
+/// Where the preloaded library says that it was loaded: `stepalloc run` wants to know.
+static ATTACHED: PathSetting = PathSetting::new(c"STEPALLOC_ATTACHED");
+
+impl PathSetting {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, path: AtomicPtr::new(ptr::null_mut()), state: AtomicU8::new(UNREAD) }
+    }
+
+    /// The environment's name for it.
+    pub(crate) fn name(&self) -> &'static str {
+        text(self.name.to_bytes())
+    }
+
+    /// The path, if one is set; `None` too while another thread is reading it.
+    pub(crate) fn path(&self) -> Option<&'static CStr> {
+        if self.state.load(Acquire) == UNREAD
+            && self.state.compare_exchange(UNREAD, BEING_READ, Acquire, Relaxed).is_ok()
+        {
+            self.path.store(self.read().unwrap_or(ptr::null_mut()), Release);
+            self.state.store(READ, Release);
+        }
+        let path = self.path.load(Acquire);
+        // SAFETY: `read` has ended it with a nul byte; the copy stays as it is.
+        (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })
+    }
+
+    /// A copy of the environment's value.
+    fn read(&self) -> Option<*mut c_char> {
+        let value = os::environment(self.name).filter(|value| !value.is_empty())?;
+        let copy = os::map(value.len() + 1)?;
+        // SAFETY: so many bytes were mapped, zero at first, which nobody else knows of.
+        unsafe { ptr::copy_nonoverlapping(value.as_ptr(), copy, value.len()) };
+        Some(copy.cast())
+    }
+}
+
+/// Takes the paths from the environment.
+pub(crate) fn read_paths() {
+    [&JSON, &PLAN, &TRACE, &STEPS, &ATTACHED].into_iter().for_each(|path| _ = path.path());
+}
+
+/// Where the preloaded library says that it was loaded.
+#[doc(hidden)]
+pub fn attached_path() -> Option<&'static CStr> {
+    ATTACHED.path()
+}
+
+/// Whether `stepalloc run` has started this process, or one that has started it.
+pub(crate) fn is_started_by_command() -> bool {
+    attached_path().is_some()
 }
 
 /// True once bad values were reported.

@@ -2,7 +2,7 @@
 
 use crate::engine;
 use crate::os;
-use core::cell::Cell;
+use crate::thread_locals::ThreadLocals;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
@@ -10,11 +10,6 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 static OPEN: AtomicU32 = AtomicU32::new(0);
 /// [`after_fork`] is registered.
 static KNOWS_FORKS: AtomicBool = AtomicBool::new(false);
-
-std::thread_local! {
-    /// Scopes of this thread, and steps of others that it takes part in. No destructor.
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
-}
 
 /// A step as a scope, made by [`step`]. It ends no step by being dropped: what a program does between two scopes (loading
 /// the next batch, say) belongs to the step before.
@@ -86,11 +81,11 @@ impl SharedStep {
 
 /// Enters a scope of this thread; returns how many there were.
 fn enter() -> u32 {
-    DEPTH.replace(DEPTH.get() + 1)
+    ThreadLocals::with(|locals| locals.depth.replace(locals.depth.get() + 1))
 }
 
 fn leave() {
-    DEPTH.set(DEPTH.get() - 1);
+    ThreadLocals::with(|locals| locals.depth.set(locals.depth.get() - 1));
 }
 
 impl Drop for Step {
@@ -110,5 +105,5 @@ impl Drop for StepGuard {
 
 /// In a forked child, whose other threads are gone.
 extern "C" fn after_fork() {
-    OPEN.store(u32::from(DEPTH.get() > 0), Release);
+    OPEN.store(u32::from(ThreadLocals::with(|locals| locals.depth.get()) > 0), Release);
 }

@@ -43,7 +43,7 @@ impl Glibc {
 
     /// Leaves the parameters of `mallopt` to the program, which sets one itself.
     pub fn mark_tuned() {
-        IS_MARKED_TUNED.store(true, Relaxed);
+        IS_TUNED.store(true, Relaxed);
     }
 
     /// [`Backend::retain`] by the C library's own `mallopt`, where nobody else has tuned it.
@@ -51,7 +51,7 @@ impl Glibc {
     /// By itself glibc keeps twice the largest mapped block that was freed at the top of its heap. It gets no large blocks any more where a
     /// plan or the large heap serves them, so it would give the top back, and fault it in again, in each step.
     pub fn retain_by(mallopt: impl Fn(c_int, c_int) -> c_int, retention: Retention) {
-        if IS_MARKED_TUNED.load(Relaxed) || is_tuned() {
+        if IS_TUNED.load(Relaxed) {
             return;
         }
         match retention {
@@ -70,15 +70,18 @@ const LEAST_THRESHOLD: c_int = 128 << 10;
 /// Where its threshold for trimming ends, if it follows the program. (Twice `DEFAULT_MMAP_THRESHOLD_MAX`.)
 const MOST_TRIM_THRESHOLD: c_int = 64 << 20;
 
-/// The program has set a parameter of `mallopt`.
-static IS_MARKED_TUNED: AtomicBool = AtomicBool::new(false);
+/// The program has set a parameter of `mallopt`, or the user's environment has.
+static IS_TUNED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the user's environment tunes glibc.
-fn is_tuned() -> bool {
-    [c"MALLOC_MMAP_THRESHOLD_", c"MALLOC_TRIM_THRESHOLD_", c"MALLOC_TOP_PAD_", c"MALLOC_MMAP_MAX_"]
-        .into_iter()
-        .any(|name| crate::os::environment(name).is_some())
-        || crate::os::environment_has(c"GLIBC_TUNABLES", b"glibc.malloc.")
+pub(super) fn read_environment() {
+    let is_tuned =
+        [c"MALLOC_MMAP_THRESHOLD_", c"MALLOC_TRIM_THRESHOLD_", c"MALLOC_TOP_PAD_", c"MALLOC_MMAP_MAX_"]
+            .into_iter()
+            .any(|name| crate::os::environment(name).is_some())
+            || crate::os::environment_has(c"GLIBC_TUNABLES", b"glibc.malloc.");
+    if is_tuned {
+        Glibc::mark_tuned();
+    }
 }
 
 // SAFETY: malloc's contract is that of the trait.

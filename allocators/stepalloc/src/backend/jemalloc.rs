@@ -3,6 +3,7 @@
 use super::{Backend, Decay, NATURAL_ALIGN, Retention};
 use core::ffi::{CStr, c_int};
 use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tikv_jemalloc_sys as ffi;
 
 /// The backend `jemalloc`. Its tuning by environment is `_RJEM_MALLOC_CONF`; for values that only count at its start
@@ -61,6 +62,13 @@ fn write<T: Copy>(name: &CStr, mut value: T) -> bool {
     }
 }
 
+/// The user's environment says when jemalloc returns unused memory.
+static IS_TUNED: AtomicBool = AtomicBool::new(false);
+
+pub(super) fn read_environment() {
+    IS_TUNED.store(crate::os::environment_has(c"_RJEM_MALLOC_CONF", b"dirty_decay_ms"), Relaxed);
+}
+
 fn read<T: Copy + Default>(name: &CStr) -> Option<T> {
     let (mut value, mut length) = (T::default(), size_of::<T>());
     // SAFETY: as in `write`.
@@ -97,7 +105,7 @@ unsafe impl Backend for Jemalloc {
     }
 
     fn retain(retention: Retention) {
-        if crate::os::environment_has(c"_RJEM_MALLOC_CONF", b"dirty_decay_ms") {
+        if IS_TUNED.load(Relaxed) {
             return;
         }
         let now = read::<isize>(c"arenas.dirty_decay_ms");

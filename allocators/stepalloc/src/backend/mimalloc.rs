@@ -2,6 +2,7 @@
 
 use super::{Backend, Decay, NATURAL_ALIGN, Retention};
 use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libmimalloc_sys as ffi;
 
 /// The backend `mimalloc`. Its tuning by environment (`MIMALLOC_*`) works as ever.
@@ -83,6 +84,13 @@ unsafe fn aligned(
     }
 }
 
+/// The user's environment says when mimalloc returns unused memory.
+static IS_TUNED: AtomicBool = AtomicBool::new(false);
+
+pub(super) fn read_environment() {
+    IS_TUNED.store(crate::os::environment(c"MIMALLOC_PURGE_DELAY").is_some(), Relaxed);
+}
+
 // SAFETY: mimalloc's contract is that of the trait.
 unsafe impl Backend for Mimalloc {
     fn name() -> &'static str {
@@ -108,7 +116,7 @@ unsafe impl Backend for Mimalloc {
     }
 
     fn retain(retention: Retention) {
-        if crate::os::environment(c"MIMALLOC_PURGE_DELAY").is_some() {
+        if IS_TUNED.load(Relaxed) {
             return;
         }
         if let Some(delay) = PURGE.change(retention, Self::tuned(MimallocOption::PurgeDelay)) {

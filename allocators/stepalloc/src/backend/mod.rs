@@ -77,10 +77,22 @@ pub(crate) struct Attached {
     pub(crate) trim: fn(),
     pub(crate) retain: fn(Retention),
     pub(crate) end_learning: fn(),
+    pub(crate) begin_exit: fn(),
     pub(crate) learning_bytes: usize,
 }
 
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
+
+/// Notes which backends the user tunes by environment, for [`Backend::retain`]: when a plan comes into force, another thread may be changing the
+/// environment.
+pub(crate) fn read_environment() {
+    #[cfg(feature = "glibc")]
+    glibc::read_environment();
+    #[cfg(feature = "jemalloc")]
+    jemalloc::read_environment();
+    #[cfg(feature = "mimalloc")]
+    mimalloc::read_environment();
+}
 
 /// Names the backend in use to the engine.
 pub(crate) fn attach<B: Backend>() {
@@ -90,6 +102,7 @@ pub(crate) fn attach<B: Backend>() {
             trim: B::trim,
             retain: B::retain,
             end_learning: B::end_learning,
+            begin_exit: B::begin_exit,
             learning_bytes: B::LEARNING_BYTES,
         }
     };
@@ -129,6 +142,10 @@ pub unsafe trait Backend: 'static {
     /// Nothing is learned for some time. Where the allocator is a library of its own, it gives back pages of its code and
     /// constants, which come again from the page cache when they are touched. Learning runs much more code than serving does.
     fn end_learning() {}
+
+    /// The process ends, perhaps by a signal handler that has interrupted an allocation: what this crate's own code allocates from now on should
+    /// wait for no lock that may never be free.
+    fn begin_exit() {}
 
     /// A block of `size` bytes, or null.
     ///

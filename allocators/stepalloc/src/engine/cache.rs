@@ -119,8 +119,13 @@ impl Machine {
         if due {
             *look = logged + logged / 8;
         }
-        // Ever more rarely, as long as nothing is recognised.
-        let pause = if recognised.is_some() { 0 } else { logged / CACHE_GROWTH };
+        let pause = match (recognised, place) {
+            // Half of what is left of the step, so that its end is not missed where it is shorter.
+            (Some(_), Some(place)) => place.length.saturating_sub(place.at) as u64 / 2,
+            // Ever more rarely, as long as nothing is recognised, or again.
+            (Some((before, _)), None) => (logged - *before) / CACHE_GROWTH,
+            (None, _) => logged / CACHE_GROWTH,
+        };
         if is_given_up {
             self.drop_cached();
             return false;

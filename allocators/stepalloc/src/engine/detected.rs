@@ -50,7 +50,14 @@ impl Machine {
         let newest = now.sizes.sample();
         let beside_plan = if self.plan.is_some() { newest.clone() } else { Vec::new() };
         let sizes: Vec<u64> = newest.into_iter().map(|class| class.bytes()).collect();
-        let found = period::find(&sizes);
+        let found = match self.looked_up.take() {
+            // Found beside the program, which has gone on meanwhile.
+            Some(found) => found.filter(|period| period.holds(&sizes)),
+            None => match period::find_within(&sizes, COMPARISONS_HERE) {
+                Ok(found) => found,
+                Err(period::TooLong) => return self.look_beside(sizes),
+            },
+        };
         let bytes = |period: &Period| sizes[sizes.len() - period.allocations..].iter().sum::<u64>();
         if self.plan.is_none() && found.is_some_and(|period| bytes(&period) < self.least_bytes()) {
             self.too_small = found;
@@ -97,6 +104,12 @@ impl Machine {
         }
         self.act(Action::WakeAfterEvents(Some(needed)));
         self.act(Action::Record { serving: self.plan.is_some(), watch: Watch::All });
+    }
+
+    /// Looks for a period in a thread beside the program, as it takes long.
+    fn look_beside(&mut self, sizes: Vec<u64>) {
+        self.come_back_soon();
+        self.work(Work::Look { sizes }, false, 0);
     }
 
     /// The least bytes of an arena for detected steps.
@@ -232,6 +245,10 @@ impl Machine {
                 self.drop_events();
                 self.install(proposal, since);
             }
+            Outcome::Looked(found) => {
+                self.looked_up = Some(found);
+                self.come_back_soon();
+            }
             Outcome::Lost(recorded) => self.lose(recorded),
             _ => self.lose(None),
         }
@@ -256,7 +273,9 @@ impl Machine {
 
     /// Looks again whether the work beside the program is done.
     fn come_back_soon(&mut self) {
-        self.act(Action::WakeAfterEvents(Some(SOON)));
+        if self.recorded.is_none() {
+            self.act(Action::WakeAfterEvents(Some(SOON)));
+        }
         self.act(Action::WakeAfterSizes(SOON));
     }
 

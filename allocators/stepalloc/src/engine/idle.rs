@@ -20,7 +20,6 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use core::time::Duration;
 use std::panic;
-use std::thread;
 
 /// There is such a thread.
 static WATCHED: AtomicBool = AtomicBool::new(false);
@@ -28,7 +27,7 @@ static WATCHED: AtomicBool = AtomicBool::new(false);
 static UNITING: AtomicBool = AtomicBool::new(false);
 /// Looks in the time after which memory goes back.
 const LOOKS: u32 = 4;
-/// The thread sleeps no longer at a time, so that a process whose first thread has ended ends with its others.
+/// The thread sleeps no longer at a time, so that a process ends with its other threads where nobody has noticed that the first has ended.
 const NAP: Duration = Duration::from_secs(1);
 /// Times that memory went back because nothing was asked for.
 static RELEASES: AtomicU64 = AtomicU64::new(0);
@@ -107,6 +106,7 @@ fn take_from_arena(bytes: usize, zeros: bool) {
 /// In a forked child, which has no such thread.
 pub(super) fn forget_threads() {
     WATCHED.store(false, Relaxed);
+    os::forget_first_thread();
 }
 
 /// Times that memory went back because nothing was asked for.
@@ -181,7 +181,7 @@ fn give_back_when_idle(seconds: u64) {
     loop {
         let mut left = pause;
         while !left.is_zero() {
-            thread::sleep(left.min(NAP));
+            os::sleep_beside_first_thread(left.min(NAP).as_nanos() as u64);
             left = left.saturating_sub(NAP);
             if os::first_thread_is_gone() {
                 return;

@@ -229,6 +229,8 @@ pub(crate) struct Machine {
     pub(super) rejected: RejectedPeriods,
     /// What was recorded meanwhile; recording goes on.
     pub(super) recorded: Option<Box<Recorded>>,
+    /// What looking for a period beside the program has found, until it is looked at.
+    pub(super) looked_up: Option<Option<Period>>,
     /// Detected steps waited for, as START says.
     pub(super) waited: u64,
     /// Steps after which it is asked whether another period serves more.
@@ -257,6 +259,7 @@ impl Machine {
             too_small: None,
             rejected: RejectedPeriods::new(),
             recorded: None,
+            looked_up: None,
             waited: 0,
             tried_for: TRIED_STEPS,
             miss_limit: u32::MAX,
@@ -332,6 +335,7 @@ impl Machine {
     fn believe_marks(&mut self) {
         self.marked = true;
         (self.steps, self.recorded_since) = (0, 0);
+        self.looked_up = None;
         self.patience.until = 0;
         self.miss_limit = u32::MAX;
         if let Some(plan) = &mut self.plan {
@@ -532,7 +536,7 @@ impl Machine {
             Outcome::Hard { profiles, start } => self.work(Work::Plan { profiles, start }, false, since),
             Outcome::Unalike => self.refuse(now),
             // Of steps that were detected before the program marked any.
-            Outcome::Follow(..) | Outcome::Lost(_) => {}
+            Outcome::Follow(..) | Outcome::Lost(_) | Outcome::Looked(_) => {}
             Outcome::Plan(Some(proposal)) if proposal.start.is_some() => {}
             Outcome::Plan(proposal) => {
                 self.drop_events();

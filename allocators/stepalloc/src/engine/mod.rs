@@ -31,6 +31,7 @@ use crate::record::recorder::RECORDER;
 use crate::record::size_log::SIZE_LOG;
 use crate::record::tracer;
 use crate::reentrant;
+use crate::scarcity;
 use crate::settings::{self, HugePages, Settings};
 use crate::statistics::{History, Phase, Statistics, StepFigures};
 use crate::switches::{self, MISS_LIMIT, MISSES_IN_STEP, STATE, Watch};
@@ -46,6 +47,7 @@ use std::thread;
 pub use idle::release;
 pub(crate) use idle::{relieve, relieve_of_zeros, trim_backend, watch_heap};
 use machine::{Action, Event, Machine, Origin, Snapshot};
+pub(crate) use process::{EXIT_ATTEMPTS, log_unwritten};
 use work::{Means, Outcome, Place, Work};
 
 static ENGINE: Locked = Locked { lock: Lock::new(), engine: UnsafeCell::new(Engine::new()) };
@@ -141,7 +143,9 @@ extern "C" fn run_beside(shared: *mut c_void) -> *mut c_void {
         // SAFETY: a count of the two was made for this thread.
         let beside = unsafe { Arc::from_raw(ptr::with_exposed_provenance::<Beside>(shared.addr())) };
         if let Some(work) = beside.begin() {
-            let outcome = panic::catch_unwind(AssertUnwindSafe(|| run(work, beside.shift, Place::Beside)));
+            let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
+                scarcity::may_wait(|| run(work, beside.shift, Place::Beside))
+            }));
             beside.change(Stage::Ended(outcome));
         }
     });
@@ -150,19 +154,29 @@ extern "C" fn run_beside(shared: *mut c_void) -> *mut c_void {
 
 fn run(work: Work, shift: Option<u32>, place: Place) -> Outcome {
     crate::fail_point::reach(if place == Place::Beside { "beside" } else { "here" });
-    let resident = os::resident_bytes().0;
+    let peak = peak_bytes();
     let learning = backend::attached().map_or(0, |backend| backend.learning_bytes);
-    let shows = learning as u64 > resident / LEARNING_SHARE;
+    let shows = learning as u64 > peak / LEARNING_SHARE;
     if shows {
         HEAP.learns_with(learning);
     }
-    let outcome = work.run(Means { recorder: &RECORDER, shift, resident, place });
+    let outcome = work.run(Means { recorder: &RECORDER, shift, peak, place });
     if shows {
         // What finds a period, merges steps and plans them is never needed at once.
         end_learning();
         HEAP.learns_with(0);
     }
     outcome
+}
+
+/// The process's peak of resident bytes: what is known of it where the system's figure is that of whoever executed this program.
+fn peak_bytes() -> u64 {
+    /// What a process has beside large blocks.
+    const OTHERS: u64 = 16 << 20;
+    match os::peak_bytes() {
+        peak if os::peak_is_its_own(peak) => peak,
+        peak => peak.min(HEAP.held().resident as u64 + STATE.arena.committed() as u64 + OTHERS),
+    }
 }
 
 /// Ends the running step and begins the next one. From any thread.
@@ -268,11 +282,14 @@ fn enter<R>(attempts: Option<u32>, body: impl FnOnce(&mut Engine) -> R) -> Optio
                     if let Some(poisoned) = process::forked() {
                         engine.begin_anew(poisoned);
                     }
+                    if scarcity::was_refused() {
+                        engine.end_learning();
+                    }
                     body(engine)
                 }));
                 result.inspect_err(|_| engine.stop()).ok()
             };
-            ENGINE.with(attempts, guarded).flatten()
+            os::uncancelled(|| ENGINE.with(attempts, guarded).flatten())
         })
     })
 }
@@ -298,6 +315,9 @@ impl Engine {
     fn settings(&mut self) -> Settings {
         if !self.is_ready {
             self.is_ready = true;
+            os::begin();
+            settings::read_paths();
+            backend::read_environment();
             self.machine.settings = Settings::from_environment();
             self.rank = os::rank();
             process::install_handlers();
@@ -559,6 +579,16 @@ impl Engine {
         switches::stop_tracing(self.machine.settings.min_bytes);
         HEAP.disable();
         self.happen(Event::Disabled, None);
+    }
+
+    /// There was no memory to learn with: what was learned so far is given up, and the heap and the backend serve.
+    #[cold]
+    fn end_learning(&mut self) {
+        if self.stopped.is_none() {
+            self.stopped = Some("no memory");
+            switches::stop_tracing(self.machine.settings.min_bytes);
+            self.happen(Event::Disabled, None);
+        }
     }
 
     /// After a panic of our own: nothing is known of the machine any more, so nothing is planned, and the backend serves. What lives in the

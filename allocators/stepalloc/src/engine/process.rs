@@ -1,6 +1,7 @@
 //! What happens to the process: forks, a signal that asks for figures, its end.
 
 use super::{ENGINE, idle};
+use crate::backend;
 use crate::lock;
 use crate::os::{self, Text};
 use crate::profile::plan_file;
@@ -10,14 +11,14 @@ use crate::reentrant;
 use crate::settings;
 use crate::statistics::JSON_BYTES;
 use crate::switches;
-use core::ffi::CStr;
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
+use std::io;
 use std::sync::Arc;
 use stepalloc_planner::period;
 
-/// The lock is waited for at most this often at the end of the process, when its holder may be gone.
-const EXIT_ATTEMPTS: u32 = 1000;
+/// Locks are tried so often at the end of the process: a signal handler that has interrupted whoever holds one may have come to it.
+pub(crate) const EXIT_ATTEMPTS: u32 = 1000;
 
 /// What a fork left in this process: nothing, or one of the two below. The next event sees to it.
 static FORKED: AtomicU8 = AtomicU8::new(0);
@@ -52,10 +53,10 @@ pub(super) fn install_handlers() {
     lock::distinguish_children();
     handle_forks();
     handle_exit();
-    if os::environment(c"STEPALLOC_JSON").is_some_and(|path| !path.is_empty()) {
+    if settings::JSON.path().is_some() {
         os::at_exit(write_json_file);
     }
-    if plan_file::name().is_some() {
+    if settings::PLAN.path().is_some() {
         os::at_exit(write_cache_by_use);
     }
     if tracer::TRACER.is_wanted() {
@@ -82,11 +83,26 @@ extern "C" fn after_fork() {
     switches::stop_recording();
 }
 
+/// Runs what an exit handler does.
+fn at_end(body: impl FnOnce()) {
+    os::keeping_errno(|| {
+        reentrant::guard(|| {
+            if let Some(backend) = backend::attached() {
+                (backend.begin_exit)();
+            }
+            body();
+        });
+    });
+}
+
 extern "C" fn write_json_file() {
     // A child that made no step of its own has no figures.
-    if FORKED.load(Relaxed) != 0 {
-        return;
+    if FORKED.load(Relaxed) == 0 {
+        at_end(write_figures);
     }
+}
+
+fn write_figures() {
     let mut text = Text::<JSON_BYTES>::new();
     let snapshot = ENGINE.with(Some(EXIT_ATTEMPTS), |engine| engine.statistics());
     let Some(snapshot) =
@@ -96,17 +112,19 @@ extern "C" fn write_json_file() {
     };
     let _ = snapshot.write_json(&mut text);
     let _ = text.write_str("\n");
-    let mut path = [0; 4096];
-    let Some(value) = os::environment(c"STEPALLOC_JSON").filter(|value| value.len() < path.len()) else {
-        return;
-    };
-    path[..value.len()].copy_from_slice(value);
-    let Ok(name) = CStr::from_bytes_until_nul(&path) else { return };
-    if !os::append(name, text.as_bytes()) {
-        os::log_stderr(format_args!(
-            "STEPALLOC_JSON={}: cannot be written",
-            name.to_str().unwrap_or("(not UTF-8)")
-        ));
+    let Some(name) = settings::JSON.path() else { return };
+    if let Err(error) = os::append(name, text.as_bytes()) {
+        log_unwritten(&settings::JSON, &error, "");
+    }
+}
+
+/// Complains about a file that cannot be written. Not where its directory has gone with the command that this process was started under, and has
+/// outlived.
+pub(crate) fn log_unwritten(setting: &settings::PathSetting, error: &io::Error, consequence: &str) {
+    let outlived = error.kind() == io::ErrorKind::NotFound && settings::is_started_by_command();
+    if let Some(path) = setting.path().filter(|_| !outlived) {
+        let (name, path) = (setting.name(), path.to_str().unwrap_or("(not UTF-8)"));
+        os::log_stderr(format_args!("{name}={path}: cannot be written: {error}{consequence}"));
     }
 }
 
@@ -147,5 +165,5 @@ extern "C" fn write_cache_by_use() {
         sorted.offsets = order.iter().map(|&(_, variant)| plans.offsets[variant].clone()).collect();
         file.write(&sorted);
     };
-    reentrant::guard(|| ENGINE.with(Some(EXIT_ATTEMPTS), write));
+    at_end(|| _ = ENGINE.with(Some(EXIT_ATTEMPTS), write));
 }

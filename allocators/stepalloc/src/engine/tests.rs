@@ -98,7 +98,7 @@ impl Simulation {
             Action::Run { work, here } => {
                 let place = if here { Place::Here } else { Place::HereOnly };
                 let shift = self.arena.fixed_shift();
-                let outcome = work.run(Means { recorder: &self.recorder, shift, resident: 0, place });
+                let outcome = work.run(Means { recorder: &self.recorder, shift, peak: 0, place });
                 if here {
                     return Some(Event::Worked(outcome));
                 }

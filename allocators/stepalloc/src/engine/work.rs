@@ -8,6 +8,7 @@ use crate::profile::step_profile::{Start, StepProfile, with_others};
 use crate::record::recorder::Recorder;
 use crate::settings::Settings;
 use std::sync::Arc;
+use stepalloc_planner::{Period, period};
 
 /// What is to be done.
 pub(crate) enum Work {
@@ -15,6 +16,8 @@ pub(crate) enum Work {
     Merge { collector: Box<Collector>, ends: Vec<u64>, settings: Settings, others: Vec<Arc<StepProfile>> },
     /// Cuts the events up to `end` into steps.
     Follow { detected: Box<DetectedSteps>, end: u64, settings: Settings },
+    /// Looks for the period of these sizes, the newest last.
+    Look { sizes: Vec<u64> },
     /// Plans step variants.
     Plan { profiles: Vec<Arc<StepProfile>>, start: Option<Start> },
 }
@@ -31,6 +34,8 @@ pub(crate) enum Outcome {
     Follow(Box<DetectedSteps>, u64),
     /// There is no period to follow; what was recorded, where that may be of use for another.
     Lost(Option<Box<Recorded>>),
+    /// The period, where there is one.
+    Looked(Option<Period>),
     /// To be planned beside the program.
     Hard { profiles: Vec<Arc<StepProfile>>, start: Option<Start> },
     /// A plan, or `None` where none could be made.
@@ -43,8 +48,8 @@ pub(crate) struct Means<'a> {
     pub(crate) recorder: &'a Recorder,
     /// log2 of the arena's granule, once it is open.
     pub(crate) shift: Option<u32>,
-    /// Resident bytes of the process.
-    pub(crate) resident: u64,
+    /// The process's peak of resident bytes.
+    pub(crate) peak: u64,
     pub(crate) place: Place,
 }
 
@@ -81,6 +86,11 @@ impl Work {
                     Followed::Lost => Outcome::Lost(detected.into_recorded().map(Box::new)),
                 }
             }
+            Self::Look { sizes } => Outcome::Looked(match means.place {
+                Place::Beside => period::find(&sizes),
+                // Where no thread can be had, the program is not held up for it.
+                Place::Here | Place::HereOnly => None,
+            }),
             Self::Plan { profiles, start } => {
                 let planned = match means.place {
                     Place::Here => match easy_plan(&profiles, means) {
@@ -112,7 +122,7 @@ fn easy_plan(profiles: &[Arc<StepProfile>], means: Means<'_>) -> Option<Box<Prop
 /// A plan that is good enough, or as low as it is found in time; until then the heap serves.
 fn plan(profiles: Vec<Arc<StepProfile>>, means: Means<'_>) -> Option<Box<Proposal>> {
     let is_good = |plan: &Proposal, bearable: u64| {
-        let bearable = bearable.max(plan.lower_bound / GOOD_SHARE).max(means.resident / GOOD_RESIDENT_SHARE);
+        let bearable = bearable.max(plan.lower_bound / GOOD_SHARE).max(means.peak / GOOD_RESIDENT_SHARE);
         plan.optimal || plan.bytes().saturating_sub(plan.lower_bound) <= bearable
     };
     let mut plan = Proposal::of(profiles, Aim::Quick, means.shift)?;

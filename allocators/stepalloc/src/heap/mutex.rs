@@ -2,7 +2,7 @@
 
 use crate::os;
 use core::hint::spin_loop;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -11,56 +11,70 @@ const AWAITED: u32 = 2;
 
 /// Looks at a lock that is held before its thread goes to sleep: it is held for a fifth of a microsecond.
 const SPINS: u32 = 100;
-/// How long a thread waits, and sleeps at a time. After a second a lock is taken to be held by somebody who is interrupted (a signal handler
-/// that allocates, say), and the backend serves.
+/// How long a thread waits, and sleeps at a time. After a second a lock is taken to be held by somebody who was stopped, and the backend
+/// serves.
 const PATIENCE_NANOSECONDS: u64 = 1_000_000_000;
 const SLEEP_NANOSECONDS: i64 = 10_000_000;
 
-pub(super) struct Mutex(AtomicU32);
+pub(super) struct Mutex {
+    word: AtomicU32,
+    /// The thread pointer of the holder, from soon after it has locked until shortly before it unlocks.
+    holder: AtomicUsize,
+}
 
 impl Mutex {
     pub(super) const fn new() -> Self {
-        Self(AtomicU32::new(FREE))
+        Self { word: AtomicU32::new(FREE), holder: AtomicUsize::new(0) }
     }
 
     #[inline]
     pub(super) fn try_lock(&self) -> bool {
-        self.0.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
+        let locks = self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok();
+        if locks {
+            self.holder.store(os::thread_pointer(), Relaxed);
+        }
+        locks
     }
 
-    /// Locks what is held; `false` where it is held for too long.
+    /// Locks what is held; `false` where it is held for too long, or by this thread, which a signal's handler has interrupted.
     #[cold]
     pub(super) fn lock_contended(&self) -> bool {
+        if self.holder.load(Relaxed) == os::thread_pointer() {
+            return false;
+        }
         for _ in 0..SPINS {
-            if self.0.load(Relaxed) == FREE && self.try_lock() {
+            if self.word.load(Relaxed) == FREE && self.try_lock() {
                 return true;
             }
             spin_loop();
         }
         // By the clock: where others come and go, a sleep may end at once.
         let begun = os::now_ns();
-        while self.0.swap(AWAITED, Acquire) != FREE {
+        while self.word.swap(AWAITED, Acquire) != FREE {
             if os::now_ns().saturating_sub(begun) > PATIENCE_NANOSECONDS {
                 return false;
             }
-            os::futex_wait(&self.0, AWAITED, SLEEP_NANOSECONDS);
+            os::futex_wait(&self.word, AWAITED, SLEEP_NANOSECONDS);
         }
+        self.holder.store(os::thread_pointer(), Relaxed);
         true
     }
 
     #[inline]
     pub(super) fn unlock(&self) {
-        if self.0.swap(FREE, Release) == AWAITED {
-            os::futex_wake_one(&self.0);
+        self.holder.store(0, Relaxed);
+        if self.word.swap(FREE, Release) == AWAITED {
+            os::futex_wake_one(&self.word);
         }
     }
 
     pub(super) fn is_held(&self) -> bool {
-        self.0.load(Relaxed) != FREE
+        self.word.load(Relaxed) != FREE
     }
 
     /// In a forked child, whose other threads are gone.
     pub(super) fn reset(&self) {
-        self.0.store(FREE, Release);
+        self.holder.store(0, Relaxed);
+        self.word.store(FREE, Release);
     }
 }

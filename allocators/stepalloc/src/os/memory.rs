@@ -1,8 +1,9 @@
 //! Pages: reserved, mapped, moved, and given back.
 
-use super::{BASE_ALIGN, PAGE, keeping_errno, log_stderr, read_file};
+use super::{BASE_ALIGN, PAGE, keeping_errno, log_stderr, read_file_at_start};
 use core::mem::MaybeUninit;
 use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::fs::File;
 use std::io::{self, Read};
 
@@ -22,7 +23,28 @@ pub(crate) fn map_resident(bytes: usize) -> Option<*mut u8> {
 /// The range is one of a call of these, and nobody uses it.
 pub(crate) unsafe fn unmap(start: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise.
-    unsafe { libc::munmap(start.cast(), bytes) };
+    unsafe { munmap(start, bytes) };
+}
+
+// By number: the preloaded library leads calls of the C library's `munmap` and `madvise` to functions that tell mimalloc of
+// success whatever the kernel says. What we take for unmapped, or for zero, must be so.
+
+/// The system call, whether it succeeded.
+///
+/// # Safety
+/// As for `munmap(2)`.
+unsafe fn munmap(start: *mut u8, bytes: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_munmap, start, bytes) == 0 }
+}
+
+/// The system call, whether it succeeded.
+///
+/// # Safety
+/// As for `madvise(2)`.
+pub(super) unsafe fn madvise(start: *mut u8, bytes: usize, advice: i32) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_madvise, start, bytes, advice) == 0 }
 }
 
 fn map_with(hint: usize, bytes: usize, protection: i32, more: i32) -> Option<*mut u8> {
@@ -157,24 +179,31 @@ pub(crate) fn commit(start: *mut u8, bytes: usize) -> bool {
     unsafe { libc::mprotect(start.cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) == 0 }
 }
 
+/// The system is set to never use huge pages.
+static HUGE_PAGES_ARE_OFF: AtomicBool = AtomicBool::new(false);
+
+pub(super) fn read_huge_pages() {
+    let mut setting = [0; 64];
+    let setting = read_file_at_start(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut setting);
+    HUGE_PAGES_ARE_OFF.store(setting.ends_with(b"[never]\n"), Relaxed);
+}
+
 /// Asks for huge pages behind a range; a refusal changes nothing.
 pub(crate) fn advise_huge(start: *mut u8, bytes: usize) {
     // SAFETY: advice on our own mapping changes no content.
-    unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
+    unsafe { madvise(start, bytes, libc::MADV_HUGEPAGE) };
 }
 
 /// Puts a huge page behind each [`BASE_ALIGN`] of a range that has all of its memory already, so that it takes no more; the
 /// range begins at a multiple of that. (Pages that were only read count as memory.) A kernel that cannot (before Linux 6.1),
-/// or that is set to never do so, changes nothing.
+/// or that was set to never do so when this process began, changes nothing.
 pub(crate) fn unite_pages(start: *mut u8, bytes: usize) {
-    let mut setting = [0; 64];
-    if read_file(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut setting).ends_with(b"[never]\n") {
+    if HUGE_PAGES_ARE_OFF.load(Relaxed) {
         return;
     }
     // SAFETY: advice on our own mapping that changes no content.
-    let collapse = |from: usize, to: usize| unsafe {
-        libc::madvise(start.wrapping_add(from).cast(), to - from, libc::MADV_COLLAPSE) == 0
-    };
+    let collapse =
+        |from: usize, to: usize| unsafe { madvise(start.wrapping_add(from), to - from, libc::MADV_COLLAPSE) };
     let unite = |from: usize, to: usize| {
         if from < to && !collapse(from, to) {
             (from..to).step_by(BASE_ALIGN).for_each(|at| _ = collapse(at, at + BASE_ALIGN));
@@ -206,7 +235,7 @@ fn is_resident(start: *mut u8) -> bool {
 /// Gives a range memory at once; a kernel that cannot (before Linux 5.14) changes nothing.
 pub(crate) fn populate(start: *mut u8, bytes: usize) {
     // SAFETY: advice on our own mapping that changes no content.
-    unsafe { libc::madvise(start.cast(), bytes, libc::MADV_POPULATE_WRITE) };
+    unsafe { madvise(start, bytes, libc::MADV_POPULATE_WRITE) };
 }
 
 /// Returns the whole pages inside the range to the system; they read as zero afterwards. Their bytes.
@@ -220,7 +249,7 @@ pub(crate) unsafe fn discard(start: *mut u8, bytes: usize) -> usize {
         return 0;
     }
     // SAFETY: only whole pages inside the caller's range, whose content the caller gave up.
-    let advise = |advice| unsafe { libc::madvise(first as *mut _, end - first, advice) == 0 };
+    let advise = |advice| unsafe { madvise(first as *mut u8, end - first, advice) };
     keeping_errno(|| {
         // Pages that are locked in memory go back by an advice of their own, since Linux 5.18.
         if !advise(libc::MADV_DONTNEED) && !advise(libc::MADV_DONTNEED_LOCKED) {
@@ -259,7 +288,7 @@ pub(crate) unsafe fn move_content(from: *mut u8, to: *mut u8, bytes: usize) -> b
     // its source reads as zeros; behind what is not, the source is as it was. Nobody maps anything there meanwhile who does not name the
     // address, as where the range ends.
     keeping_errno(|| unsafe {
-        if libc::munmap(to.cast(), bytes) != 0 {
+        if !munmap(to, bytes) {
             // Both are as they were.
             ptr::copy_nonoverlapping(from, to, bytes);
         } else if remap(from, to, bytes) {
@@ -297,7 +326,7 @@ pub(crate) fn moves_across_mappings() -> bool {
     // SAFETY: mapped just now, and known here only.
     unsafe {
         second.write(1);
-        let moved = libc::madvise(second.cast(), PAGE, libc::MADV_DONTDUMP) == 0
+        let moved = madvise(second, PAGE, libc::MADV_DONTDUMP)
             && move_pages(first, third, 2 * PAGE)
             && third.add(PAGE).read() == 1;
         unmap(start, 4 * PAGE);

@@ -1,21 +1,24 @@
 //! Every call to the operating system stands here: pages, counters, clocks, signals, `/proc`.
 //!
 //! But for whole files, nothing in this module allocates from the heap, so that it may be called from a signal handler,
-//! from an exit handler and from inside `malloc`.
+//! from an exit handler and from inside `malloc`. Files are opened where the program's descriptors are not
+//! ([`with_own_descriptors`]), and no call is one at which a thread is cancelled.
 
+mod descriptors;
 mod memory;
 
+pub(crate) use descriptors::with_own_descriptors;
 pub(crate) use memory::*;
 
 use core::ffi::CStr;
 use core::fmt;
 use core::mem::MaybeUninit;
 use core::ptr;
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Bytes of the largest base page the architecture has; smaller ones divide it.
 pub(crate) const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
@@ -26,7 +29,8 @@ pub(crate) const BASE_ALIGN: usize = 2 << 20;
 
 /// Sleeps while a word has a value, and no longer than so many nanoseconds.
 pub(crate) fn futex_wait(word: &AtomicU32, value: u32, nanoseconds: i64) {
-    let limit = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
+    const SECOND: i64 = 1_000_000_000;
+    let limit = libc::timespec { tv_sec: nanoseconds / SECOND, tv_nsec: nanoseconds % SECOND };
     keeping_errno(|| {
         // SAFETY: the kernel reads the word and the time, which outlive the call.
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), FUTEX_WAIT, value, &raw const limit) };
@@ -50,7 +54,7 @@ pub(crate) fn map_wiped_on_fork() -> Option<*mut u8> {
     let page = map(PAGE)?;
     // SAFETY: a whole page, mapped just now, that nobody knows yet.
     unsafe {
-        if libc::madvise(page.cast(), PAGE, libc::MADV_WIPEONFORK) != 0 {
+        if !madvise(page, PAGE, libc::MADV_WIPEONFORK) {
             unmap(page, PAGE);
             return None;
         }
@@ -78,6 +82,41 @@ pub(crate) fn minor_faults() -> u64 {
     }
 }
 
+/// Bytes of the process's peak of resident memory. Of a program that was executed by a larger process, that one's count, until it has more
+/// itself: see [`peak_is_its_own`].
+pub(crate) fn peak_bytes() -> u64 {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: as in `minor_faults`.
+    unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init().ru_maxrss as u64 * 1024
+    }
+}
+
+/// The peak when this was called first.
+static FIRST_PEAK: AtomicU64 = AtomicU64::new(0);
+
+/// Takes the peak now for that of whoever executed this program.
+fn begin_peak() {
+    let _ = FIRST_PEAK.compare_exchange(0, peak_bytes(), Relaxed, Relaxed);
+}
+
+/// Whether a peak is this program's own.
+pub(crate) fn peak_is_its_own(peak: u64) -> bool {
+    peak > FIRST_PEAK.load(Relaxed)
+}
+
+/// Bytes of pages that this thread has touched first, or again after they went back.
+pub(crate) fn bytes_faulted_by_thread() -> u64 {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: as in `minor_faults`.
+    let faults = unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init().ru_minflt as u64
+    };
+    faults * (4 << 10)
+}
+
 /// Nanoseconds of a clock that never goes back.
 pub(crate) fn now_ns() -> u64 {
     let mut time = MaybeUninit::<libc::timespec>::zeroed();
@@ -95,22 +134,59 @@ pub(crate) fn yield_now() {
     unsafe { libc::sched_yield() };
 }
 
-/// True where the thread that the process began with has ended, and others live on.
-pub(crate) fn first_thread_is_gone() -> bool {
-    let mut buffer = [0; 512];
-    let status = read_file(c"/proc/self/stat", &mut buffer);
-    // The name stands in brackets, and may hold any.
-    let after = status.iter().rposition(|&byte| byte == b')').map(|at| &status[at + 1..]);
-    after.is_some_and(|rest| rest.starts_with(b" Z"))
+/// Notes what is only known early: best called when the library is loaded.
+pub(crate) fn begin() {
+    begin_peak();
+    notice_end_of_first_thread();
+    read_huge_pages();
 }
 
-/// Whether a debugger is attached, or something else that traces this process.
-pub fn is_traced() -> bool {
-    const NAME: &[u8] = b"\nTracerPid:\t";
-    let mut buffer = [0; 2048];
-    let status = read_file(c"/proc/self/status", &mut buffer);
-    let at = status.windows(NAME.len()).position(|line| line == NAME);
-    at.is_some_and(|at| status.get(at + NAME.len()) != Some(&b'0'))
+/// 1 once the thread that the process began with has called `pthread_exit`, while others live on.
+static FIRST_THREAD_IS_GONE: AtomicU32 = AtomicU32::new(0);
+
+/// Has the first thread's end noticed at once, where this thread is the first. A process ends with the last of its threads: none of ours may be
+/// that for long.
+fn notice_end_of_first_thread() {
+    extern "C" fn ended(_: *mut libc::c_void) {
+        FIRST_THREAD_IS_GONE.store(1, Relaxed);
+        futex_wake_one(&FIRST_THREAD_IS_GONE);
+    }
+    // SAFETY: the destructor is a function of this image, which stays loaded, and takes any argument; the key is used where it was made.
+    unsafe {
+        if libc::gettid() != libc::getpid() {
+            return;
+        }
+        let mut key = 0;
+        if libc::pthread_key_create(&mut key, Some(ended)) == 0 {
+            // A thread whose value is null has no destructor run.
+            libc::pthread_setspecific(key, ptr::without_provenance(1));
+        }
+    }
+}
+
+/// True where the thread that the process began with has ended, and others live on.
+pub(crate) fn first_thread_is_gone() -> bool {
+    let (mut list, mut length) = (ptr::null_mut::<libc::c_void>(), 0usize);
+    // A thread that has ended has no such list; the C library gives each one. It may be another thread than this one's library has noticed.
+    // SAFETY: the kernel writes an address and a length.
+    let told =
+        unsafe { libc::syscall(libc::SYS_get_robust_list, libc::getpid(), &raw mut list, &raw mut length) };
+    FIRST_THREAD_IS_GONE.load(Relaxed) != 0 || (told == 0 && list.is_null())
+}
+
+/// Whether it has ended, as far as that was noticed: no call of the system.
+pub(crate) fn first_thread_was_seen_to_end() -> bool {
+    FIRST_THREAD_IS_GONE.load(Relaxed) != 0
+}
+
+/// Sleeps for so long, or until the first thread ends.
+pub(crate) fn sleep_beside_first_thread(nanoseconds: u64) {
+    futex_wait(&FIRST_THREAD_IS_GONE, 0, i64::try_from(nanoseconds).unwrap_or(i64::MAX));
+}
+
+/// In a forked child, whose first thread is another.
+pub(crate) fn forget_first_thread() {
+    FIRST_THREAD_IS_GONE.store(0, Relaxed);
 }
 
 /// The identity of this process.
@@ -130,76 +206,146 @@ pub fn keeping_errno<R>(body: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Writes the whole text to a file descriptor; `false` where the system refuses.
-pub(crate) fn write_all(descriptor: i32, mut bytes: &[u8]) -> bool {
-    while !bytes.is_empty() {
-        // SAFETY: the slice is readable for its length.
-        let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
-        match usize::try_from(written) {
-            Ok(count) if count > 0 => bytes = &bytes[count..],
-            _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
-            _ => return false,
-        }
-    }
-    true
+unsafe extern "C" {
+    /// The C library's, which the libc crate does not declare for Linux.
+    fn pthread_setcancelstate(state: i32, before: *mut i32) -> i32;
 }
 
-/// Appends the bytes to a file, made where it does not exist, in one write; `false` where that cannot be.
-pub fn append(path: &CStr, bytes: &[u8]) -> bool {
-    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
-    // SAFETY: the path ends with a nul byte; the descriptor is closed by the one who opened it.
-    unsafe {
-        let descriptor = libc::open(path.as_ptr(), flags, 0o644);
-        if descriptor < 0 {
-            return false;
+/// Runs `body` without points at which this thread may be cancelled: `malloc` is none of those (POSIX, 2.9.5.2), and to open or to write a file
+/// is one.
+pub(crate) fn uncancelled<R>(body: impl FnOnce() -> R) -> R {
+    /// `PTHREAD_CANCEL_DISABLE`.
+    const DISABLE: i32 = 1;
+    /// Puts the state back, also after a panic.
+    struct Before(i32);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            // SAFETY: the state that was there before.
+            unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
         }
-        let written = write_all(descriptor, bytes);
-        libc::close(descriptor);
-        written
     }
+    let mut before = 0;
+    // SAFETY: a state that there is; the one before is written to a variable.
+    unsafe { pthread_setcancelstate(DISABLE, &mut before) };
+    let _before = Before(before);
+    body()
+}
+
+/// Writes the whole text to a file descriptor; `false` where the system refuses, by a signal or without.
+pub(crate) fn write_all(descriptor: i32, mut bytes: &[u8]) -> bool {
+    uncancelled_and_unsignalled(|| {
+        while !bytes.is_empty() {
+            // SAFETY: the slice is readable for its length.
+            let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
+            match usize::try_from(written) {
+                Ok(count) if count > 0 => bytes = &bytes[count..],
+                _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+                _ => return false,
+            }
+        }
+        true
+    })
+}
+
+fn uncancelled_and_unsignalled<R>(body: impl FnOnce() -> R) -> R {
+    uncancelled(|| without_signals_of_writes(body))
+}
+
+/// Runs `body`, whose writes may find a pipe that nobody reads, or a file that may grow no more: the signals that this would send are for who
+/// writes on the program's behalf.
+pub(crate) fn without_signals_of_writes<R>(body: impl FnOnce() -> R) -> R {
+    const SIGNALS: [i32; 2] = [libc::SIGPIPE, libc::SIGXFSZ];
+    // SAFETY: the sets are initialised by the calls that fill them, the old mask is put back, and only a signal that came meanwhile is taken
+    // away: what waited before waits on.
+    unsafe {
+        let (mut both, mut before) = (MaybeUninit::zeroed(), MaybeUninit::zeroed());
+        let mut waiting = MaybeUninit::zeroed();
+        libc::sigemptyset(both.as_mut_ptr());
+        SIGNALS.iter().for_each(|&signal| _ = libc::sigaddset(both.as_mut_ptr(), signal));
+        libc::pthread_sigmask(libc::SIG_BLOCK, both.as_ptr(), before.as_mut_ptr());
+        libc::sigpending(waiting.as_mut_ptr());
+        SIGNALS.iter().for_each(|&signal| {
+            if libc::sigismember(waiting.as_ptr(), signal) == 1 {
+                libc::sigdelset(both.as_mut_ptr(), signal);
+            }
+        });
+        let result = body();
+        let at_once: libc::timespec = core::mem::zeroed();
+        while libc::sigtimedwait(both.as_ptr(), ptr::null_mut(), &raw const at_once) > 0 {}
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        result
+    }
+}
+
+/// A file that this module opens and closes itself.
+struct Opened(i32);
+
+impl Opened {
+    fn new(path: &CStr, flags: i32) -> io::Result<Self> {
+        // SAFETY: the path ends with a nul byte.
+        let descriptor = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC, 0o644) };
+        if descriptor < 0 { Err(io::Error::last_os_error()) } else { Ok(Self(descriptor)) }
+    }
+
+    /// Reads into the buffer until it is full or the file ends; returns how much that was.
+    fn read(&self, buffer: &mut [u8]) -> usize {
+        let mut length = 0;
+        while length < buffer.len() {
+            let rest = &mut buffer[length..];
+            // SAFETY: the rest is writable for its length.
+            match usize::try_from(unsafe { libc::read(self.0, rest.as_mut_ptr().cast(), rest.len()) }) {
+                Ok(count) if count > 0 => length += count,
+                _ => break,
+            }
+        }
+        length
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: opened by us, and closed once.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+/// Appends the bytes to a file, made where it does not exist, in one write.
+///
+/// # Errors
+/// What the system says.
+pub fn append(path: &CStr, bytes: &[u8]) -> io::Result<()> {
+    with_own_descriptors(|| {
+        let file = Opened::new(path, libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND)?;
+        if write_all(file.0, bytes) { Ok(()) } else { Err(io::Error::last_os_error()) }
+    })
 }
 
 /// Copies a file's content, which may have no length beforehand, over another's.
 pub(crate) fn copy(from: &CStr, to: &CStr) {
-    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
-    // SAFETY: the paths end with a nul byte; reads stay inside the buffer; each descriptor is closed once.
-    unsafe {
-        let (from, to) = (
-            libc::open(from.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC),
-            libc::open(to.as_ptr(), flags, 0o644),
-        );
+    with_own_descriptors(|| {
+        let from = Opened::new(from, libc::O_RDONLY);
+        let to = Opened::new(to, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC);
+        let (Ok(from), Ok(to)) = (from, to) else { return };
         let mut buffer = [0u8; 4096];
-        if from >= 0 && to >= 0 {
-            while let Ok(count @ 1..) =
-                usize::try_from(libc::read(from, buffer.as_mut_ptr().cast(), buffer.len()))
-            {
-                write_all(to, &buffer[..count]);
+        loop {
+            match from.read(&mut buffer) {
+                0 => return,
+                count => _ = write_all(to.0, &buffer[..count]),
             }
         }
-        [from, to]
-            .into_iter()
-            .filter(|&descriptor| descriptor >= 0)
-            .for_each(|descriptor| _ = libc::close(descriptor));
-    }
+    });
 }
 
 /// Reads the beginning of a file into the buffer and returns what was read.
 pub(crate) fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
-    let mut length = 0;
-    // SAFETY: the path ends with a nul byte; reads stay inside the buffer; the descriptor is closed once.
-    unsafe {
-        let descriptor = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-        if descriptor >= 0 {
-            while length < buffer.len() {
-                let rest = &mut buffer[length..];
-                match usize::try_from(libc::read(descriptor, rest.as_mut_ptr().cast(), rest.len())) {
-                    Ok(count) if count > 0 => length += count,
-                    _ => break,
-                }
-            }
-            libc::close(descriptor);
-        }
-    }
+    let length =
+        with_own_descriptors(|| Opened::new(path, libc::O_RDONLY).map_or(0, |file| file.read(buffer)));
+    &buffer[..length]
+}
+
+/// The same at the process's start, where nobody else opens files, among the program's descriptors.
+fn read_file_at_start<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
+    let length = uncancelled(|| Opened::new(path, libc::O_RDONLY).map_or(0, |file| file.read(buffer)));
     &buffer[..length]
 }
 
@@ -213,57 +359,89 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    fn of(file: &File) -> io::Result<Self> {
-        let data = file.metadata()?;
-        Ok(Self {
+    fn of(data: &fs::Metadata) -> Self {
+        Self {
             device: data.dev(),
             inode: data.ino(),
             bytes: data.len(),
             changed: (data.mtime(), data.mtime_nsec()),
-        })
+        }
     }
 }
 
 /// That of a file, if there is one.
 pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
-    Stamp::of(&File::open(path).ok()?).ok()
+    Some(Stamp::of(&fs::metadata(path).ok()?))
 }
 
 /// The bytes of a regular file; `None` where there is none of this name. An error where it is longer than `most`. This
 /// allocates, as [`replace`] does.
 pub(crate) fn read_whole(path: &Path, most: u64) -> io::Result<Option<(Vec<u8>, Stamp)>> {
-    // A pipe that nobody writes to would be waited for.
-    let mut file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let stamp = Stamp::of(&file)?;
-    let mut bytes = Vec::new();
-    if (&mut file).take(most + 1).read_to_end(&mut bytes)? as u64 > most {
-        return Err(io::Error::other("too long"));
-    }
-    Ok(Some((bytes, stamp)))
+    with_own_descriptors(|| {
+        // A pipe that nobody writes to would be waited for.
+        let mut file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let data = file.metadata()?;
+        if !data.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        let mut bytes = Vec::new();
+        if (&mut file).take(most + 1).read_to_end(&mut bytes)? as u64 > most {
+            return Err(io::Error::other("too long"));
+        }
+        Ok(Some((bytes, Stamp::of(&data))))
+    })
 }
 
-/// Puts a file of these bytes in the place of the one of this name, at once: readers see the old or the new one.
+/// Names that are tried for a file beside another one. Those of processes of the same number that were killed are taken.
+const NAMES: u32 = 64;
+
+/// Puts a file of these bytes in the place of the one of this name, at once: readers see the old or the new one. Where the name is a symbolic
+/// link, it stays one, and the file it leads to is replaced.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<Stamp> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}", pid()));
-    let beside = Path::new(&name);
-    let make = || File::options().write(true).create_new(true).open(beside);
-    let mut file = make().or_else(|error| {
-        // Left by a process of the same number that was killed.
-        let _ = fs::remove_file(beside);
-        if error.kind() == io::ErrorKind::AlreadyExists { make() } else { Err(error) }
-    })?;
-    let written = file.write_all(bytes).and_then(|()| Stamp::of(&file));
-    written.and_then(|stamp| fs::rename(beside, path).map(|()| stamp)).inspect_err(|_| {
-        let _ = fs::remove_file(beside);
+    with_own_descriptors(|| {
+        let path = target(path)?;
+        let (mut file, beside) = create_beside(&path)?;
+        let replaced = file.write_all(bytes).and_then(|()| file.metadata()).and_then(|data| {
+            fs::rename(&beside, &path)?;
+            Ok(Stamp::of(&data))
+        });
+        replaced.inspect_err(|_| _ = fs::remove_file(&beside))
     })
+}
+
+/// Where a name leads to, through symbolic links, of which the last may lead to nothing yet.
+fn target(path: &Path) -> io::Result<PathBuf> {
+    /// As many as Linux follows.
+    const LINKS: u32 = 40;
+    let mut path = path.to_owned();
+    for _ in 0..LINKS {
+        match fs::read_link(&path) {
+            // A path from the root replaces all of it.
+            Ok(to) => path = path.parent().unwrap_or(Path::new("")).join(to),
+            // Not a link, or nothing.
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::ELOOP))
+}
+
+/// A new file in the same directory, which nobody else has made, and its name.
+fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    let mut taken = io::Error::from_raw_os_error(libc::EEXIST);
+    for number in 0..NAMES {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{}-{number}.new", pid()));
+        match File::options().write(true).create_new(true).open(&name) {
+            Ok(file) => return Ok((file, name.into())),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => taken = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(taken)
 }
 
 /// Resident bytes of this process now and at most (`VmRSS`, `VmHWM` of `/proc/self/status`); zeros where `/proc`
@@ -402,7 +580,7 @@ pub(crate) fn start_thread(
 
 /// An address that is this thread's alone: that of its control block. A thread-local's would cost a call in a library.
 #[inline(always)]
-pub(crate) fn thread_pointer() -> usize {
+pub fn thread_pointer() -> usize {
     let place: usize;
     // SAFETY: x86-64's ABI for thread-local storage has the block's own address there.
     #[cfg(target_arch = "x86_64")]

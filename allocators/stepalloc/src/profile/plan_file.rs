@@ -23,6 +23,7 @@ use crate::arena::{GRANULE_MAX_SHIFT, GRANULE_MIN_SHIFT, granules_for};
 use crate::checksum::checksum;
 use crate::lookup::{Begin, Class, VARIANTS};
 use crate::os::{self, Stamp};
+use crate::settings;
 use core::fmt;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -96,9 +97,11 @@ impl fmt::Display for RefusedFile {
 }
 
 impl Proposal {
-    /// The plans as a plan file holds them, before they are limited; `None` where threads have lanes, for which it has no place.
+    /// The plans as a plan file holds them, before they are limited; `None` where threads have lanes, for which it has no place, and where no
+    /// step has a block.
     pub(crate) fn to_cache(&self, min_bytes: usize) -> Option<Plans> {
-        self.profiles.iter().all(|profile| profile.only().is_some()).then(|| Plans {
+        let is_kept = self.bytes() > 0 && self.profiles.iter().all(|profile| profile.only().is_some());
+        is_kept.then(|| Plans {
             profiles: self.profiles.clone(),
             offsets: self.offsets.clone(),
             shift: self.shift,
@@ -396,7 +399,7 @@ pub(crate) struct PlanFile {
 impl PlanFile {
     /// The file of the environment, if it names one, and what it holds. Says what is wrong with it.
     pub(crate) fn open() -> Option<(Self, Option<Plans>)> {
-        let path = path_of_rank(name()?);
+        let path = path_of_rank(settings::PLAN.path()?.to_bytes());
         // The program may change its directory before plans are written.
         let path = std::path::absolute(&path).unwrap_or(path);
         let mut file = Self { path, seen: None, given_up: false };
@@ -463,11 +466,6 @@ impl PlanFile {
     fn log_error(&self, what: &str) {
         os::log_stderr(format_args!("STEPALLOC_PLAN={}: {what}", self.path.display()));
     }
-}
-
-/// The file's name, if the environment has one.
-pub(crate) fn name() -> Option<&'static [u8]> {
-    os::environment(c"STEPALLOC_PLAN").filter(|name| !name.is_empty())
 }
 
 /// The path, with `%r` for this process's rank; 0 where it has none.

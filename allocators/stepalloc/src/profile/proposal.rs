@@ -18,7 +18,7 @@ const TIME_LIMIT: Duration = Duration::from_millis(250);
 /// Memory that looking for a lower plan may take: it is the process's, and a plan saves no more than some percent of its arena.
 const SEARCH_BYTES: u64 = 4 << 20;
 
-/// Or one part in this many of what the process has resident.
+/// Or one part in this many of the process's peak.
 const SEARCH_SHARE: u64 = 100;
 
 /// A plan is near its bound that exceeds it by at most one part in this many. Such a plan of three hundred blocks whose sizes follow the data is
@@ -101,10 +101,15 @@ impl Proposal {
             [only] => only.lanes.len() as u32,
             profiles => profiles.len() as u32 + 1,
         };
-        let most = os::resident_bytes().0;
-        let most = most + (most / SEARCH_SHARE).max(SEARCH_BYTES);
-        let is_large = move || os::resident_bytes().0 > most;
-        let watch = move |_| if is_large() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        let (peak, touched) = (os::peak_bytes(), os::bytes_faulted_by_thread());
+        let more = (peak / SEARCH_SHARE).max(SEARCH_BYTES);
+        // Below the peak of whoever executed this program its own does not show.
+        let is_large = move || match os::peak_bytes() {
+            now if os::peak_is_its_own(now) => now > peak + more,
+            _ => os::bytes_faulted_by_thread() > touched + SEARCH_BYTES,
+        };
+        let stops = move || is_large() || os::first_thread_was_seen_to_end();
+        let watch = move |_| if stops() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let effort = if aim == Aim::Quick { Effort::Quick } else { Effort::Normal };
         let time_limit = if aim == Aim::Near { NEAR_TIME_LIMIT } else { TIME_LIMIT };
         let planner = Planner::new().effort(effort).time_limit(Some(time_limit / plans)).watch(watch);

@@ -8,8 +8,8 @@
 
 use crate::lookup::counter::Count;
 use crate::os::{self, Text};
+use crate::settings;
 use crate::statistics::StepFigures;
-use core::ffi::CStr;
 use core::fmt::Write;
 
 /// Lines of one length.
@@ -17,8 +17,6 @@ const LINES: u64 = 4096;
 
 /// What is not written yet.
 pub(crate) struct Journal {
-    /// Whether the environment names a file; `None` before it was asked.
-    wanted: Option<bool>,
     /// Steps to a line, and lines of that length.
     stride: u64,
     lines: u64,
@@ -38,15 +36,12 @@ pub(crate) struct State {
 
 impl Journal {
     pub(crate) const fn new() -> Self {
-        Self { wanted: None, stride: 1, lines: 0, steps: 0, sum: StepFigures::NONE }
+        Self { stride: 1, lines: 0, steps: 0, sum: StepFigures::NONE }
     }
 
     /// Takes in what ended with a boundary: so many steps.
     pub(crate) fn add(&mut self, steps: u64, figures: &StepFigures, state: &State) {
-        let name = || os::environment(c"STEPALLOC_STEPS").filter(|name| !name.is_empty());
-        if !*self.wanted.get_or_insert_with(|| name().is_some()) {
-            return;
-        }
+        let Some(path) = settings::STEPS.path() else { return };
         let sum = &mut self.sum;
         sum.minor_faults += figures.minor_faults;
         sum.nanoseconds += figures.nanoseconds;
@@ -81,15 +76,8 @@ impl Journal {
             state.arena_bytes,
             state.lower_bound,
         );
-        let mut path = [0; 4096];
-        if let Some(name) = name()
-            && let Some(place) = path.get_mut(..name.len())
-        {
-            place.copy_from_slice(name);
-            if let Ok(path) = CStr::from_bytes_until_nul(&path) {
-                os::append(path, line.as_bytes());
-            }
-        }
+        // Whoever wants the journal sees that it has an end.
+        let _ = os::append(path, line.as_bytes());
         (self.steps, self.sum) = (0, StepFigures::NONE);
         self.lines += 1;
         if self.lines == LINES {

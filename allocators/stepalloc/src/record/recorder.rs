@@ -154,7 +154,7 @@ impl Recorder {
 
     /// Wakes the engine after so many more events; `None` for never.
     pub(crate) fn wake_after(&self, events: Option<u64>) {
-        self.wake.store(events.map_or(u64::MAX, |events| self.head() + events), Relaxed);
+        self.wake.store(events.map_or(u64::MAX, |events| self.head().saturating_add(events)), Relaxed);
     }
 
     /// Index of the next event.

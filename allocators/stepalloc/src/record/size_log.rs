@@ -115,7 +115,7 @@ impl SizeLog {
 
     /// Wakes the engine after so many more allocations.
     pub(crate) fn wake_after(&self, allocations: u64) {
-        self.wake.store(self.head() + allocations.max(1), Relaxed);
+        self.wake.store(self.head().saturating_add(allocations.max(1)), Relaxed);
     }
 
     /// Wakes the engine when the log has grown enough for another sample.

@@ -27,15 +27,18 @@
 //! then holds where images lie, for whoever wants symbols.
 
 use crate::checksum::checksum;
+use crate::engine::{EXIT_ATTEMPTS, log_unwritten};
 use crate::lock::Lock;
 use crate::os::{self, Text};
 use crate::reentrant;
 use crate::settings;
 use crate::switches;
-use core::cell::{Cell, UnsafeCell};
+use crate::thread_locals::ThreadLocals;
+use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int, c_void};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
+use std::io;
 
 /// The process's tracer.
 pub(crate) static TRACER: Tracer = Tracer::new();
@@ -71,11 +74,6 @@ const SITES: usize = 1 << 14;
 const FRAMES: usize = 64;
 /// Bytes of a name, at most.
 const NAME_BYTES: usize = 2048;
-
-std::thread_local! {
-    /// Something was traced of this thread since an interpreter has asked. No destructor.
-    static TRACED: Cell<bool> = const { Cell::new(false) };
-}
 
 /// Events and the file they go to.
 pub(crate) struct Tracer {
@@ -136,7 +134,7 @@ impl Tracer {
     pub(crate) fn is_wanted(&self) -> bool {
         match self.wanted.load(Relaxed) {
             0 => {
-                let wanted = os::environment(c"STEPALLOC_TRACE").is_some_and(|name| !name.is_empty());
+                let wanted = settings::TRACE.path().is_some();
                 self.wanted.store(1 + u8::from(wanted), Relaxed);
                 self.sites.store(wanted && os::environment(c"STEPALLOC_CALL_SITES") == Some(b"1"), Relaxed);
                 wanted
@@ -145,8 +143,8 @@ impl Tracer {
         }
     }
 
-    fn with<R>(&self, body: impl FnOnce(&mut State) -> R) -> Option<R> {
-        self.lock.with(None, |poisoned| {
+    fn with<R>(&self, attempts: Option<u32>, body: impl FnOnce(&mut State) -> R) -> Option<R> {
+        self.lock.with(attempts, |poisoned| {
             // SAFETY: the lock is held.
             let state = unsafe { &mut *self.state.get() };
             if poisoned {
@@ -163,14 +161,14 @@ impl Tracer {
         if matches!(traced, Traced::Allocate { .. }) && self.sites.load(Relaxed) {
             // Before the lock: the unwinder may want locks of its own.
             frames.take();
-            TRACED.set(true);
+            ThreadLocals::with(|locals| locals.was_traced.set(true));
         }
-        self.with(|state| state.log(traced, thread, &frames)).unwrap_or(true)
+        self.with(None, |state| state.log(traced, thread, &frames)).unwrap_or(true)
     }
 
-    /// Writes what was not written yet.
-    pub(crate) fn flush(&self) {
-        self.with(|state| {
+    /// Writes what was not written yet, at the process's end. What a signal handler has interrupted on its way there is lost.
+    fn flush_at_exit(&self) {
+        self.with(Some(EXIT_ATTEMPTS), |state| {
             // A forked child has nothing of its own here.
             if state.process == os::pid() {
                 state.flush();
@@ -180,7 +178,7 @@ impl Tracer {
 
     /// Says where a thread was since the last time this was said.
     pub(crate) fn name(&self, name: &[u8], thread: u16) {
-        self.with(|state| {
+        self.with(None, |state| {
             if state.begin() {
                 state.name(&name[..name.len().min(NAME_BYTES)], thread);
             }
@@ -312,17 +310,21 @@ impl State {
     #[cold]
     fn flush(&mut self) {
         let used = core::mem::take(&mut self.used);
-        let Some(name) = os::environment(c"STEPALLOC_TRACE").filter(|_| used > 0) else { return };
-        let name = core::str::from_utf8(name).unwrap_or("(not UTF-8)");
+        let Some(name) = settings::TRACE.path().filter(|_| used > 0) else { return };
+        let name = name.to_str().unwrap_or("(not UTF-8)");
         let mut path = Text::<4096>::new();
         let records = self.records[..used].as_flattened();
         // SAFETY: numbers are bytes as well; x86-64 and aarch64 have them in little-endian order.
         let bytes =
             unsafe { core::slice::from_raw_parts(records.as_ptr().cast::<u8>(), size_of_val(records)) };
         let named = write!(path, "{name}.{}\0", self.process).is_ok();
-        let written = CStr::from_bytes_until_nul(path.as_bytes()).is_ok_and(|path| os::append(path, bytes));
-        if !named || !written {
-            os::log_stderr(format_args!("STEPALLOC_TRACE={name}: cannot be written; nothing more is traced"));
+        let path = CStr::from_bytes_until_nul(path.as_bytes()).ok().filter(|_| named);
+        let written = match path {
+            Some(path) => os::append(path, bytes),
+            None => Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG)),
+        };
+        if let Err(error) = written {
+            log_unwritten(&settings::TRACE, &error, "; nothing more is traced");
             self.left = self.left.min(1);
             return;
         }
@@ -395,7 +397,7 @@ pub fn takes_sites() -> bool {
 
 /// Whether something was traced of this thread since this was asked last.
 pub fn was_traced() -> bool {
-    TRACED.replace(false)
+    ThreadLocals::with(|locals| locals.was_traced.replace(false))
 }
 
 /// Says where this thread was at everything that was traced of it since the last time this was said: an interpreter's frames
@@ -415,5 +417,5 @@ pub(crate) fn boundary() {
 
 /// Run when the process ends.
 pub(crate) extern "C" fn flush_at_exit() {
-    TRACER.flush();
+    TRACER.flush_at_exit();
 }
