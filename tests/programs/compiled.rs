@@ -73,6 +73,12 @@ pub fn behind() -> &'static Path {
     LIBRARY.get_or_init(|| compile("behind.c", "libbehind.so", &["-shared", "-fPIC"]))
 }
 
+/// `early.c`.
+pub fn early() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| compile("early.c", "libearly.so", &["-shared", "-fPIC"]))
+}
+
 /// `module.c`.
 pub fn module() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();

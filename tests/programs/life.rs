@@ -46,6 +46,18 @@ fn no_allocator_behind_ours_is_called() {
 }
 
 #[test]
+fn the_first_request_may_come_from_within_atexit() {
+    for backend in BACKENDS {
+        for bytes in ["1", "32768"] {
+            let mut command = life(backend, &["steps", "60"]);
+            // Constructors of what is preloaded later run first.
+            let libraries = format!("{}:{}", process::library().display(), compiled::early().display());
+            keeps_promise(command.env("LD_PRELOAD", libraries).env("STEPALLOC_MIN_BYTES", bytes));
+        }
+    }
+}
+
+#[test]
 fn a_program_of_one_thread_has_its_descriptors_for_itself() {
     let directory = tempdir().expect("a directory");
     for marked in [true, false] {

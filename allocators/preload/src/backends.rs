@@ -362,6 +362,7 @@ const NATURAL_ALIGN: usize = statistic::backend::NATURAL_ALIGN;
 unsafe impl Backend for PreloadBackend {
     /// As measured when a plan was installed (VmRSS before and after [`segments::give_back`]).
     const LEARNING_BYTES: usize = 700 << 10;
+    const HAS_CONSTRUCTOR: bool = true;
 
     fn name() -> &'static str {
         functions().name

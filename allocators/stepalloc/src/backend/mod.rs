@@ -79,6 +79,7 @@ pub(crate) struct Attached {
     pub(crate) end_learning: fn(),
     pub(crate) begin_exit: fn(),
     pub(crate) learning_bytes: usize,
+    pub(crate) has_constructor: bool,
 }
 
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
@@ -104,6 +105,7 @@ pub(crate) fn attach<B: Backend>() {
             end_learning: B::end_learning,
             begin_exit: B::begin_exit,
             learning_bytes: B::LEARNING_BYTES,
+            has_constructor: B::HAS_CONSTRUCTOR,
         }
     };
     ATTACHED.store(ptr::from_ref(attached).cast_mut(), Release);
@@ -126,6 +128,10 @@ pub const NATURAL_ALIGN: usize = 16;
 pub unsafe trait Backend: 'static {
     /// Bytes of code and constants that learning touches, and [`end_learning`](Backend::end_learning) gives back: none where it does nothing.
     const LEARNING_BYTES: usize = 0;
+
+    /// Whether the allocator is a library whose constructor calls [`initialise`](crate::initialise). Handlers of exit and of forks are then installed
+    /// there only: an earlier request may come from `atexit` itself, which holds the C library's lock while it allocates.
+    const HAS_CONSTRUCTOR: bool = false;
 
     /// Its name in settings and statistics.
     fn name() -> &'static str;

@@ -200,7 +200,14 @@ pub fn statistics() -> Statistics {
 /// Reads the settings, installs what they ask for (the statistics signal, the file written at exit), and complains
 /// about bad ones, before the first step does. Needed only where complaints must not wait.
 pub fn initialise() {
-    os::keeping_errno(|| ENGINE.with(None, |engine| engine.settings()));
+    process::begin();
+    os::keeping_errno(|| {
+        ENGINE.with(None, |engine| {
+            engine.settings();
+            // Where an earlier request had the settings read already.
+            process::install_handlers();
+        })
+    });
 }
 
 /// Plans nothing from now on, as `ENABLE_MEMORY_OPTIMIZATION=0` does, whatever the environment says: for a program that uses
@@ -267,8 +274,8 @@ pub(crate) fn open_heap() {
         }
         // No block comes from it before its address is watched.
         switches::refresh(switches::threshold());
+        process::handle_heap();
         HEAP.begin_serving(settings::least_bytes());
-        process::handle_exit();
     });
 }
 

@@ -2,6 +2,7 @@
 
 use super::{ENGINE, idle};
 use crate::backend;
+use crate::heap::HEAP;
 use crate::lock;
 use crate::os::{self, Text};
 use crate::profile::plan_file;
@@ -40,19 +41,41 @@ pub(super) fn forked() -> Option<bool> {
     }
 }
 
-/// Has free pages given back at the process's end, after what the settings ask for there, if that was not said before.
-pub(super) fn handle_exit() {
+/// Whether handlers of exit and of forks may be installed: not before the library's constructor runs, where there is one. An earlier request may come
+/// from within `atexit` or `pthread_atfork`, whose locks this thread has then.
+static MAY_INSTALL: AtomicBool = AtomicBool::new(false);
+
+/// The constructor runs.
+pub(super) fn begin() {
+    MAY_INSTALL.store(true, Relaxed);
+}
+
+fn may_install() -> bool {
+    MAY_INSTALL.load(Relaxed) || backend::attached().is_none_or(|backend| !backend.has_constructor)
+}
+
+/// Sees to what the large heap owes a process: its free pages go back at the end, after what the settings ask for there, and its lock is free in the
+/// children of forks.
+pub(super) fn handle_heap() {
     static HANDLED: AtomicBool = AtomicBool::new(false);
+    if !may_install() {
+        return;
+    }
+    HEAP.handle_forks();
     if !HANDLED.swap(true, Relaxed) {
         os::at_exit(idle::release_at_exit);
     }
 }
 
-/// Installs what the settings ask for.
+/// Installs what the settings ask for, once.
 pub(super) fn install_handlers() {
+    static INSTALLED: AtomicBool = AtomicBool::new(false);
     lock::distinguish_children();
+    if !may_install() || INSTALLED.swap(true, Relaxed) {
+        return;
+    }
     handle_forks();
-    handle_exit();
+    handle_heap();
     if settings::JSON.path().is_some() {
         os::at_exit(write_json_file);
     }
@@ -73,6 +96,9 @@ pub(super) fn install_handlers() {
 
 /// Sees to later forks.
 pub(super) fn handle_forks() {
+    if !may_install() {
+        return;
+    }
     os::at_fork_in_child(after_fork);
 }
 

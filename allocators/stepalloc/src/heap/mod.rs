@@ -157,6 +157,14 @@ impl Heap {
         opened
     }
 
+    /// Has the lock free in the children of later forks.
+    pub(crate) fn handle_forks(&self) {
+        static HANDLED: AtomicBool = AtomicBool::new(false);
+        if self.is_open() && !HANDLED.swap(true, Relaxed) {
+            os::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
+        }
+    }
+
     /// Serves blocks of `least` bytes and more from now on, unless it was disabled before. It is open, and its addresses are watched.
     pub(crate) fn begin_serving(&self, least: usize) {
         let _ = self.least.compare_exchange(0, least.max(LEAST_BYTES), Release, Relaxed);
@@ -182,7 +190,6 @@ impl Heap {
             self.arena_touched.open(tables.wrapping_add(extents_bytes + blocks_bytes + touched_bytes));
         }
         self.moves.store(os::moves_across_mappings(), Relaxed);
-        os::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
         self.base.store(range as usize + half, Relaxed);
         self.bytes.store(half, Release);
         Some(())
