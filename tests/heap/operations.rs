@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Barrier, Condvar, Mutex};
 use std::time::Instant;
 use stepalloc::Phase;
+use stepalloc_tests::{by_setting, count};
 
 const THREADS: usize = 8;
 const PLACES: usize = 48;
@@ -20,12 +21,17 @@ const PLACES: usize = 48;
 const LENGTH: usize = if cfg!(debug_assertions) { 60 } else { 260 };
 /// Plans that a run must see.
 const PLANS: u64 = 1;
-/// Calls of the allocator asked for, over all backends.
-const CALLS: u64 = 10_000_000;
+/// Calls of the allocator asked for, over all backends, with the quick setting and with the long one.
+const CALLS: [u64; 2] = [10_000_000, 1_000_000_000];
 /// Segments at the beginning of a run, in two of three of which threads take turns.
 const IN_TURN: usize = 24;
 /// Steps before collecting begins.
 const WAITING: u64 = 60;
+
+fn calls_asked_for() -> u64 {
+    by_setting(CALLS[0], CALLS[1])
+}
+
 const BACKENDS: [&str; 3] = ["glibc", "jemalloc", "mimalloc"];
 
 /// What the engine does, as the four cases tests tell apart.
@@ -59,7 +65,8 @@ fn ten_million_operations_on_eight_threads_keep_every_byte_in_every_phase() {
         "{total} operations: {CASES:?} {calls:?}{}",
         if cfg!(debug_assertions) { " (debug: scaled down)" } else { "" }
     );
-    assert!(total >= scaled(CALLS), "{total} operations");
+    assert!(total >= scaled(calls_asked_for()), "{total} operations");
+    count("in process", "operations", total);
     for (calls, case) in calls.into_iter().zip(CASES) {
         assert!(calls >= scaled(100_000), "{calls} operations while {case}");
     }
@@ -108,13 +115,14 @@ fn run_segments() {
             places: Places::new(PLACES),
         })
         .collect();
-    let wanted = scaled(CALLS / BACKENDS.len() as u64 + CALLS / 60);
+    let wanted = scaled(calls_asked_for() / BACKENDS.len() as u64 + calls_asked_for() / 60);
     let mut segment = 0;
     // In debug builds few calls are enough, but the phases take their steps.
     while shared.calls.iter().map(|calls| calls.load(Relaxed)).sum::<u64>() < wanted
         || stepalloc::statistics().plans < PLANS
     {
-        assert!(segment < 400, "not enough plans in {segment} segments: {:?}", stepalloc::statistics());
+        let most = 400 * by_setting(1, CALLS[1] / CALLS[0]) as usize;
+        assert!(segment < most, "not enough plans in {segment} segments: {:?}", stepalloc::statistics());
         // The first segment is waiting and the first collecting; later ones are as long as a plan's patience.
         let steps = if segment == 0 { WAITING + 40 } else { 40 };
         let (threads, pace) = match segment {
