@@ -86,6 +86,8 @@ pub mod fail_point;
 mod heap;
 mod lock;
 mod lookup;
+#[cfg(test)]
+mod models;
 pub mod os;
 mod policy;
 mod profile;
@@ -100,6 +102,7 @@ mod statistics;
 mod step;
 mod switches;
 mod thread_locals;
+mod word;
 
 pub use alloc::StatisticAllocator;
 pub use arena::region::Region;

@@ -6,7 +6,7 @@
 //! children with a memory of their own (MADV_WIPEONFORK).
 
 use crate::os;
-use core::hint::spin_loop;
+use crate::word::{Atomics, Core, Word};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 
@@ -57,14 +57,22 @@ pub(crate) fn own() {
     is_own(os::pid());
 }
 
-pub(crate) struct Lock {
+pub(crate) struct Lock<A: Atomics = Core> {
     /// That of [`holder`]; 0 while nobody holds the lock.
-    holder: AtomicU32,
+    holder: A::U32,
 }
 
 impl Lock {
     pub(crate) const fn new() -> Self {
         Self { holder: AtomicU32::new(0) }
+    }
+}
+
+impl<A: Atomics> Lock<A> {
+    /// For models, over a word that is 0.
+    #[cfg(test)]
+    pub(crate) fn over(holder: A::U32) -> Self {
+        Self { holder }
     }
 
     /// Runs `body` with the lock held. Its argument is whether the lock is poisoned: held by a thread that
@@ -92,16 +100,16 @@ impl Lock {
             }
             // Who holds it on another processor is done soon.
             let is_held = || {
-                spin_loop();
+                A::spin();
                 self.holder.load(Relaxed) != 0
             };
-            if (0..SPINS).all(|_| is_held()) {
-                os::yield_now();
+            if (0..A::looks(SPINS)).all(|_| is_held()) {
+                A::yield_now();
             }
         }
         /// Frees the lock, also by a panic.
-        struct Held<'a>(&'a AtomicU32);
-        impl Drop for Held<'_> {
+        struct Held<'a, W: Word<u32>>(&'a W);
+        impl<W: Word<u32>> Drop for Held<'_, W> {
             fn drop(&mut self) {
                 self.0.store(0, Release);
             }

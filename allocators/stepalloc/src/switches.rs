@@ -7,6 +7,7 @@ use crate::arena::Arena;
 use crate::heap::HEAP;
 use crate::lookup::Matcher;
 use crate::os;
+use crate::word::{Atomics, Core, Word as _};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
 /// A word of the hot path, which the preloaded library's assembly reads by its address. Only this module writes it: whoever else could would
@@ -87,8 +88,63 @@ pub fn threshold() -> usize {
 /// The offset of an address in the watched range; `None` where it is the backend's alone.
 #[inline(always)]
 pub fn watched_offset(address: usize) -> Option<usize> {
-    let offset = offset(address);
-    (address < WATCHED_END.0.load(Relaxed) && offset < WATCHED_BYTES.0.load(Relaxed)).then_some(offset)
+    watched().offset(address)
+}
+
+/// The words that say which addresses are watched.
+struct Watched<'a, A: Atomics = Core> {
+    negated: &'a A::Usize,
+    bytes: &'a A::Usize,
+    end: &'a A::Usize,
+}
+
+#[inline(always)]
+fn watched() -> Watched<'static> {
+    Watched { negated: &WATCHED_NEGATED.0, bytes: &WATCHED_BYTES.0, end: &WATCHED_END.0 }
+}
+
+/// Addresses that are watched, as the words say it.
+#[derive(Clone, Copy)]
+struct Range {
+    negated: usize,
+    bytes: usize,
+    end: usize,
+}
+
+impl Range {
+    const NONE: Self = Self { negated: 1, bytes: 0, end: 0 };
+
+    /// All addresses; `base` is that of ours, if there are any.
+    fn all(base: usize) -> Self {
+        Self { negated: base.wrapping_neg().wrapping_add(1), bytes: usize::MAX, end: usize::MAX }
+    }
+
+    fn of(base: usize, bytes: usize) -> Self {
+        Self { negated: base.wrapping_neg(), bytes, end: base + bytes }
+    }
+}
+
+impl<A: Atomics> Watched<'_, A> {
+    /// See [`watched_offset`].
+    #[inline(always)]
+    fn offset(&self, address: usize) -> Option<usize> {
+        let offset = address.wrapping_add(self.negated.load(Relaxed));
+        (address < self.end.load(Relaxed) && offset < self.bytes.load(Relaxed)).then_some(offset)
+    }
+
+    fn set(&self, range: Range) {
+        self.negated.store(range.negated, Release);
+        self.bytes.store(range.bytes, Release);
+        self.end.store(range.end, Release);
+    }
+
+    /// Watches a range, and puts flags in the place of [`SERVING`] and what says that something is observed.
+    fn change(&self, range: Range, mode: &A::U32, flags: u32) {
+        // First the range, then the mode: whoever is handed a block of the arena must find its address watched.
+        self.set(range);
+        let _ = mode
+            .fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING | SAMPLING) | flags));
+    }
 }
 
 /// The offset of an address that may be in the watched range.
@@ -108,15 +164,12 @@ pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
     let flags = if serving { SERVING } else { 0 } | observing;
     let tracing = is_tracing();
     let range = range();
-    // First the range, then the mode: whoever is handed a block of the arena must find its address watched.
-    match range {
-        _ if flags & RECORDING != 0 || tracing => watch_all(),
-        Some((base, bytes)) => watch_range(base.wrapping_neg(), bytes, base + bytes),
-        None => watch_range(1, 0, 0),
-    }
-    let _ = STATE
-        .mode
-        .fetch_update(Release, Relaxed, |mode| Some(mode & !(SERVING | RECORDING | SAMPLING) | flags));
+    let to_watch = match range {
+        _ if flags & RECORDING != 0 || tracing => all(),
+        Some((base, bytes)) => Range::of(base, bytes),
+        None => Range::NONE,
+    };
+    watched().change(to_watch, &STATE.mode, flags);
     // Blocks of the arena and the heap, once there may be any, must be freed there: none may fall below the threshold.
     let min_bytes = match (range, threshold()) {
         (Some(_), before @ 1..) => min_bytes.min(before),
@@ -126,16 +179,9 @@ pub(crate) fn set(serving: bool, watch: Watch, min_bytes: usize) {
     THRESHOLD.0.store(if closed { CLOSED } else { min_bytes }, Release);
 }
 
-/// Watches all addresses.
-fn watch_all() {
-    let base = range().map_or(0, |(base, _)| base);
-    watch_range(base.wrapping_neg().wrapping_add(1), usize::MAX, usize::MAX);
-}
-
-fn watch_range(negated: usize, bytes: usize, end: usize) {
-    WATCHED_NEGATED.0.store(negated, Release);
-    WATCHED_BYTES.0.store(bytes, Release);
-    WATCHED_END.0.store(end, Release);
+/// All addresses.
+fn all() -> Range {
+    Range::all(range().map_or(0, |(base, _)| base))
 }
 
 /// The addresses that are ours: those of the arena and the large heap, or the arena's alone; its first is the arena's.
@@ -170,7 +216,7 @@ pub(crate) fn begin(sampled: Option<usize>, traced: Option<usize>) -> bool {
     }
     if let Some(bytes) = traced {
         STATE.mode.fetch_or(TRACING, Release);
-        watch_all();
+        watched().set(all());
         THRESHOLD.0.fetch_min(bytes, Release);
     }
     STATE.mode.fetch_or(ATTACHED, Release);
@@ -233,4 +279,77 @@ pub(crate) fn this_thread() -> u16 {
 #[inline(always)]
 pub(crate) fn lane() -> u16 {
     (this_thread() >> 1).max(1)
+}
+
+#[cfg(test)]
+mod models {
+    use super::*;
+    use crate::models::{Loom, U32, Usize, explore, leak};
+    use crate::word::Number as _;
+    use loom::thread;
+
+    /// The mode and the words of the watched range.
+    struct Ways {
+        mode: <Loom as Atomics>::U32,
+        negated: <Loom as Atomics>::Usize,
+        bytes: <Loom as Atomics>::Usize,
+        end: <Loom as Atomics>::Usize,
+    }
+
+    impl Ways {
+        fn new(range: Range, mode: u32) -> &'static Self {
+            let [negated, bytes, end] = [range.negated, range.bytes, range.end].map(Usize::new);
+            leak(Self { mode: U32::new(mode), negated, bytes, end })
+        }
+
+        fn watched(&self) -> Watched<'_, Loom> {
+            Watched { negated: &self.negated, bytes: &self.bytes, end: &self.end }
+        }
+    }
+
+    /// Ours, and a block in it.
+    const BASE: usize = 1 << 20;
+    const BYTES: usize = 1 << 16;
+    const BLOCK: usize = BASE + 4096;
+
+    #[test]
+    fn who_finds_that_a_plan_serves_finds_the_arena_watched() {
+        explore(None, || {
+            let ways = Ways::new(Range::NONE, 0);
+            let other = thread::spawn(|| {
+                ways.watched().change(Range::of(BASE, BYTES), &ways.mode, SERVING | SAMPLING)
+            });
+            if ways.mode.load(Acquire) & SERVING != 0 {
+                assert_eq!(ways.watched().offset(BLOCK), Some(BLOCK - BASE));
+            }
+            other.join().expect("no panic");
+        });
+    }
+
+    #[test]
+    fn any_mixture_of_the_words_of_two_ranges_watches_all_blocks() {
+        let one = Range::of(BASE, BYTES);
+        for (from, to) in [(one, Range::all(BASE)), (Range::all(BASE), one)] {
+            explore(3, move || {
+                let ways = Ways::new(from, SERVING);
+                let other = thread::spawn(move || ways.watched().change(to, &ways.mode, SERVING | RECORDING));
+                for block in [BASE, BLOCK, BASE + BYTES - 4096] {
+                    let offset = ways.watched().offset(block).expect("a block of ours");
+                    assert!(offset == block - BASE || offset == block - BASE + 1);
+                }
+                other.join().expect("no panic");
+            });
+        }
+    }
+
+    #[test]
+    fn flags_and_workers_change_at_once_and_none_is_lost() {
+        explore(None, || {
+            let ways = Ways::new(Range::NONE, ATTACHED);
+            let other = thread::spawn(|| ways.mode.fetch_add(WORKER, Relaxed));
+            ways.watched().change(Range::of(BASE, BYTES), &ways.mode, SERVING);
+            other.join().expect("no panic");
+            assert_eq!(ways.mode.load(Relaxed), ATTACHED | SERVING | WORKER);
+        });
+    }
 }

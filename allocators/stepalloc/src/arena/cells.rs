@@ -15,6 +15,7 @@
 
 use crate::arena::granules::{Granules, Run};
 use crate::os;
+use crate::word::{Atomics, Core, Number, Word};
 use core::mem::size_of;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
@@ -30,13 +31,13 @@ const LOWER: u64 = 0x5555_5555_5555_5555;
 
 /// The cells of one plan: this header, in the same mapping the states, then the edges.
 #[repr(C, align(64))]
-pub(crate) struct Cells {
+pub(crate) struct Cells<A: Atomics = Core> {
     /// Words of states.
-    words: AtomicU32,
+    words: A::Fixed,
     /// Granules they cover.
-    limit: AtomicU32,
+    limit: A::Fixed,
     /// True once they are being closed. They stay in force like this in a child that was forked meanwhile.
-    closing: AtomicBool,
+    closing: A::Bool,
     /// Bytes of the mapping. Not read once they were closed.
     bytes: usize,
 }
@@ -44,25 +45,25 @@ pub(crate) struct Cells {
 /// A planned block's place, worked out beforehand. All zeros where the plan leaves a block to the backend, and once the
 /// plan was replaced; whoever reads it while that happens finds some zeros.
 #[repr(C, align(64))]
-pub(crate) struct Slot {
+pub(crate) struct Slot<A: Atomics = Core> {
     /// The first granule, and in the high half the number of granules.
-    run: AtomicU64,
+    run: A::U64,
     /// The word in which its cells begin.
-    word: AtomicPtr<AtomicU64>,
+    word: A::Ptr<A::U64>,
     /// The lower bits of its cells in that word; 0 where they lie in more than two.
-    first: AtomicU64,
+    first: A::U64,
     /// Those in the next word, if any.
-    second: AtomicU64,
+    second: A::U64,
     /// The edge with which the next word begins.
-    middle: AtomicU32,
+    middle: A::Fixed,
     /// The number of the first cell in its word.
-    start: AtomicU32,
+    start: A::Fixed,
     /// The number of cells.
-    count: AtomicU32,
+    count: A::Fixed,
     /// [Lines](crate::arena::shift_lines) by which the block's start is moved.
-    lines: AtomicU32,
+    lines: A::Fixed,
     /// The edge with which the word begins, among all edges.
-    edges: AtomicPtr<AtomicU32>,
+    edges: A::Ptr<A::Fixed>,
 }
 
 /// What blocks in gaps have.
@@ -79,20 +80,20 @@ pub(crate) static NO_SLOT: Slot = Slot {
 };
 
 /// A slot as it was read, whole.
-struct Place {
+struct Place<A: Atomics> {
     run: Run,
-    words: *const AtomicU64,
-    edges: *const AtomicU32,
+    words: *const A::U64,
+    edges: *const A::Fixed,
     start: u32,
     end: u32,
 }
 
 /// What [`Slot::take_quickly`] took.
-pub(crate) enum Taken<T> {
+pub(crate) enum Taken<T, A: Atomics = Core> {
     /// All of the slot.
     All(T),
     /// The first of its two words. To be given back.
-    Half(Half),
+    Half(Half<A>),
     /// Nothing, because not all of it is free, or another thread changes a word just now.
     Nothing,
     /// Nothing, because its cells lie in more than two words, or there are none.
@@ -100,15 +101,23 @@ pub(crate) enum Taken<T> {
 }
 
 /// A slot's cells of one word.
-#[derive(PartialEq, Eq, Debug)]
-pub(crate) struct Half {
-    pub(crate) word: *const AtomicU64,
+#[derive(Debug)]
+pub(crate) struct Half<A: Atomics = Core> {
+    pub(crate) word: *const A::U64,
     pub(crate) lower: u64,
     /// Their granules.
     pub(crate) run: Run,
 }
 
-impl Slot {
+impl<A: Atomics> PartialEq for Half<A> {
+    fn eq(&self, other: &Self) -> bool {
+        ptr::eq(self.word, other.word) && (self.lower, self.run) == (other.lower, other.run)
+    }
+}
+
+impl<A: Atomics> Eq for Half<A> {}
+
+impl<A: Atomics> Slot<A> {
     /// Cache lines by which the block's start is moved.
     #[inline(always)]
     pub(crate) fn lines(&self) -> u32 {
@@ -117,7 +126,7 @@ impl Slot {
 
     /// Takes the slot's cells, if they lie in one word or two and all are free, in one attempt.
     #[inline(always)]
-    pub(crate) fn take_quickly(&self) -> Taken<Run> {
+    pub(crate) fn take_quickly(&self) -> Taken<Run, A> {
         // In this order: whoever finds the first bits has found the rest.
         let run = self.run.load(Acquire);
         let word = self.word.load(Acquire);
@@ -129,11 +138,11 @@ impl Slot {
         }
         // SAFETY: a word of states, in a mapping that is never undone.
         let word = unsafe { &*word };
-        if !take(word, first) {
+        if !take::<A>(word, first) {
             return Taken::Nothing;
         }
         // SAFETY: as above; the second word follows the first.
-        if second != 0 && !take(unsafe { &*ptr::from_ref(word).add(1) }, second) {
+        if second != 0 && !take::<A>(unsafe { &*ptr::from_ref(word).add(1) }, second) {
             let run = Run::between(Run::from_bits(run).start(), middle);
             return Taken::Half(Half { word, lower: first, run });
         }
@@ -143,21 +152,21 @@ impl Slot {
     /// Gives back the cells of a block in this slot, or clears the bits of its granules where they were handed to them;
     /// `run` is the block.
     #[inline(always)]
-    pub(crate) fn give_back(&self, granules: &Granules, run: Run) {
+    pub(crate) fn give_back(&self, granules: &Granules<A>, run: Run) {
         // In this order, see `take_quickly`.
         let word = self.word.load(Acquire);
         let second = self.second.load(Acquire);
         let middle = self.middle.load(Acquire);
         let first = self.first.load(Relaxed);
         // SAFETY: a word of states, in a mapping that is never undone, if there are bits in it.
-        if first == 0 || !give_back(unsafe { &*word }, first) {
+        if first == 0 || !give_back::<A>(unsafe { &*word }, first) {
             return self.give_back_slowly(granules, run);
         }
         if second != 0 {
             // SAFETY: as above; the second word follows the first.
             let word = unsafe { &*word.add(1) };
-            if !give_back(word, second) {
-                give_back_surely(word, second, Run::between(middle, run.end()), granules);
+            if !give_back::<A>(word, second) {
+                give_back_surely::<A>(word, second, Run::between(middle, run.end()), granules);
             }
         }
     }
@@ -165,7 +174,7 @@ impl Slot {
     /// [`Slot::give_back`] in as many attempts as it needs.
     #[cold]
     #[inline(never)]
-    fn give_back_slowly(&self, granules: &Granules, run: Run) {
+    fn give_back_slowly(&self, granules: &Granules<A>, run: Run) {
         match self.place() {
             Some(place) => place.give_back(granules),
             // There is no slot, or its cells were closed before it was.
@@ -175,25 +184,25 @@ impl Slot {
 
     /// Takes the slot's cells if all of them are free.
     #[inline(always)]
-    pub(crate) fn take(&self, granules: &Granules) -> Option<Run> {
+    pub(crate) fn take(&self, granules: &Granules<A>) -> Option<Run> {
         let place = self.place()?;
         place.take(granules).then_some(place.run)
     }
 
     /// True if no cell of the slot is whole and no granule of it taken, at a glance: so that nobody waits for the lock to
     /// find a slot busy.
-    pub(crate) fn seems_split(&self, granules: &Granules) -> bool {
+    pub(crate) fn seems_split(&self, granules: &Granules<A>) -> bool {
         self.place().is_some_and(|place| {
-            let is_whole = |(word, lower, _): (&AtomicU64, u64, _)| word.load(Relaxed) & (2 * lower) != 0;
+            let is_whole = |(word, lower, _): (&A::U64, u64, _)| word.load(Relaxed) & (2 * lower) != 0;
             !place.parts().any(is_whole) && granules.are_free(place.run)
         })
     }
 
     /// Writes the slot down.
-    fn fill(&self, run: Run, lines: u32, cells: &Cells, start: u32, end: u32) {
+    fn fill(&self, run: Run, lines: u32, cells: &Cells<A>, start: u32, end: u32) {
         self.lines.store(lines, Relaxed);
         let word = start / CELLS_A_WORD;
-        let place = Place {
+        let place = Place::<A> {
             run,
             words: cells.word(word),
             edges: cells.edge(word * CELLS_A_WORD),
@@ -215,7 +224,7 @@ impl Slot {
 
     /// The slot, if it can be read whole.
     #[inline(always)]
-    fn place(&self) -> Option<Place> {
+    fn place(&self) -> Option<Place<A>> {
         // In this order: whoever finds cells has found the rest.
         let run = Run::from_bits(self.run.load(Acquire));
         let words = self.word.load(Acquire);
@@ -231,11 +240,11 @@ impl Slot {
     }
 }
 
-impl Place {
+impl<A: Atomics> Place<A> {
     /// The words in which the cells lie, with the lower bits of the cells in each, and the granule with which the next
     /// one begins: read before the word is reached, and 0 where the cells were closed.
     #[inline(always)]
-    fn parts(&self) -> impl Iterator<Item = (&AtomicU64, u64, u32)> {
+    fn parts(&self) -> impl Iterator<Item = (&A::U64, u64, u32)> {
         let (mut word, mut edges, mut rest) = (self.words, self.edges, self.end);
         let mut lower = LOWER << (2 * self.start);
         core::iter::from_fn(move || {
@@ -259,10 +268,10 @@ impl Place {
     }
 
     #[inline(always)]
-    fn take(&self, granules: &Granules) -> bool {
+    fn take(&self, granules: &Granules<A>) -> bool {
         let mut at = self.run.start();
         for (word, lower, next) in self.parts() {
-            if next == 0 || !(take(word, lower) || take_surely(word, lower)) {
+            if next == 0 || !(take::<A>(word, lower) || take_surely::<A>(word, lower)) {
                 self.undo(granules, at);
                 return false;
             }
@@ -274,14 +283,14 @@ impl Place {
     /// Gives back the cells before granule `end`.
     #[cold]
     #[inline(never)]
-    fn undo(&self, granules: &Granules, end: u32) {
+    fn undo(&self, granules: &Granules<A>, end: u32) {
         let part = Self { run: Run::between(self.run.start(), end), ..*self };
         part.give_back(granules);
     }
 
     /// Gives back the cells up to the end of the run, at which a word ends, or the slot.
     #[inline(always)]
-    fn give_back(&self, granules: &Granules) {
+    fn give_back(&self, granules: &Granules<A>) {
         let mut at = self.run.start();
         for (word, lower, next) in self.parts() {
             if at == self.run.end() {
@@ -291,8 +300,8 @@ impl Place {
                 // Closed, all of them: what is left to give back is in the granules' bits.
                 return granules.clear(Run::between(at, self.run.end()));
             }
-            if !give_back(word, lower) {
-                give_back_surely(word, lower, Run::between(at, next), granules);
+            if !give_back::<A>(word, lower) {
+                give_back_surely::<A>(word, lower, Run::between(at, next), granules);
             }
             at = next;
         }
@@ -302,7 +311,7 @@ impl Place {
 /// Makes free cells of a word whole; `false`, and nothing done, where one is not free, or another thread changes the word
 /// just now.
 #[inline(always)]
-fn take(word: &AtomicU64, lower: u64) -> bool {
+fn take<A: Atomics>(word: &A::U64, lower: u64) -> bool {
     let seen = word.load(Relaxed);
     !seen & lower == 0 && word.compare_exchange(seen, seen + lower, Acquire, Relaxed).is_ok()
 }
@@ -310,14 +319,14 @@ fn take(word: &AtomicU64, lower: u64) -> bool {
 /// Makes free cells of a word whole; `false`, and nothing done, where one is not free.
 #[cold]
 #[inline(never)]
-fn take_surely(word: &AtomicU64, lower: u64) -> bool {
+fn take_surely<A: Atomics>(word: &A::U64, lower: u64) -> bool {
     word.fetch_update(Acquire, Relaxed, |seen| (!seen & lower == 0).then(|| seen + lower)).is_ok()
 }
 
 /// Makes a block's cells of a word free; `false`, and nothing done, where they were closed, or another thread changes the
 /// word just now.
 #[inline(always)]
-fn give_back(word: &AtomicU64, lower: u64) -> bool {
+fn give_back<A: Atomics>(word: &A::U64, lower: u64) -> bool {
     let seen = word.load(Relaxed);
     seen != 0 && word.compare_exchange(seen, seen - lower, Release, Relaxed).is_ok()
 }
@@ -325,7 +334,7 @@ fn give_back(word: &AtomicU64, lower: u64) -> bool {
 /// Makes a block's cells of a word free, or clears the bits of their granules, which are `run`, where they were closed.
 #[cold]
 #[inline(never)]
-pub(crate) fn give_back_surely(word: &AtomicU64, lower: u64, run: Run, granules: &Granules) {
+pub(crate) fn give_back_surely<A: Atomics>(word: &A::U64, lower: u64, run: Run, granules: &Granules<A>) {
     let free = |seen: u64| {
         debug_assert!(seen == 0 || !seen & (2 * lower) == 0, "{seen:x} {lower:x}");
         (seen != 0).then(|| seen - lower)
@@ -377,12 +386,7 @@ impl Cells {
             });
             &*map
         };
-        for (index, &edge) in (0..).zip(&cut.edges) {
-            cells.edge(index).store(edge, Relaxed);
-        }
-        for ((slot, run, lines), &(start, end)) in slots.zip(&cut.runs) {
-            slot.fill(run, lines, cells, start, end);
-        }
+        cells.write(cut, slots);
         Some(cells)
     }
 
@@ -394,24 +398,36 @@ impl Cells {
         // SAFETY: the caller's promise.
         unsafe { os::unmap(ptr::from_ref(self).cast_mut().cast(), self.bytes) };
     }
+}
+
+impl<A: Atomics> Cells<A> {
+    /// Writes down the edges, and the slots of the runs.
+    fn write<'a>(&self, cut: &Cut, slots: impl Iterator<Item = (&'a Slot<A>, Run, u32)>) {
+        for (index, &edge) in (0..).zip(&cut.edges) {
+            self.edge(index).store(edge, Relaxed);
+        }
+        for ((slot, run, lines), &(start, end)) in slots.zip(&cut.runs) {
+            slot.fill(run, lines, self, start, end);
+        }
+    }
 
     /// Granules they cover.
     pub(crate) fn limit(&self) -> u32 {
         self.limit.load(Relaxed)
     }
 
-    fn word(&self, index: u32) -> &AtomicU64 {
+    fn word(&self, index: u32) -> &A::U64 {
         // SAFETY: the words of states follow the header; callers pass one of them.
-        unsafe { &*ptr::from_ref(self).add(1).cast::<AtomicU64>().add(index as usize) }
+        unsafe { &*ptr::from_ref(self).add(1).cast::<A::U64>().add(index as usize) }
     }
 
     /// The granule with which a cell begins.
-    fn edge(&self, cell: u32) -> &AtomicU32 {
+    fn edge(&self, cell: u32) -> &A::Fixed {
         let words = self.words.load(Relaxed) as usize;
         // SAFETY: the edges follow the words, one more than cells. Callers pass one of them; where the header reads as 0
         // already, what lies there instead is in the mapping too.
         unsafe {
-            &*ptr::from_ref(self).add(1).cast::<AtomicU64>().add(words).cast::<AtomicU32>().add(cell as usize)
+            &*ptr::from_ref(self).add(1).cast::<A::U64>().add(words).cast::<A::Fixed>().add(cell as usize)
         }
     }
 
@@ -443,7 +459,7 @@ impl Cells {
 
     /// Makes cells free where nothing is taken of their granules; all others stay split. Before anybody else knows these
     /// cells, and when those before them are closed.
-    pub(crate) fn open(&self, granules: &Granules) {
+    pub(crate) fn open(&self, granules: &Granules<A>) {
         for index in 0..self.words.load(Relaxed) {
             let cells = index * CELLS_A_WORD..(index + 1) * CELLS_A_WORD;
             let free = |&cell: &u32| granules.are_free(self.run(cell));
@@ -453,13 +469,13 @@ impl Cells {
     }
 
     /// Hands what is whole to its granules' bits and splits all cells for good. Under the arena's lock.
-    pub(crate) fn close(&self, granules: &Granules) {
+    pub(crate) fn close(&self, granules: &Granules<A>) {
         self.closing.store(true, Release);
         (0..self.words.load(Relaxed)).for_each(|index| self.close_word(index, granules));
     }
 
     /// A step of [`Cells::close`].
-    pub(crate) fn close_word(&self, index: u32, granules: &Granules) {
+    pub(crate) fn close_word(&self, index: u32, granules: &Granules<A>) {
         let word = self.word(index);
         loop {
             // What is free is split first: what is freed and claimed over and over would keep this loop busy.
@@ -485,7 +501,7 @@ impl Cells {
 
     /// Makes the split cells of a slot free if nothing is taken of their granules; `true` if all of the slot's cells are
     /// free then. Under the arena's lock.
-    pub(crate) fn unite(&self, slot: &Slot, granules: &Granules) -> bool {
+    pub(crate) fn unite(&self, slot: &Slot<A>, granules: &Granules<A>) -> bool {
         let Some(place) = slot.place() else { return false };
         // Closed cells stay split: those of another plan, and these, if a fork found them half closed.
         let words = ptr::from_ref(self.word(0))..self.word(self.words.load(Relaxed));
@@ -516,7 +532,7 @@ impl Cells {
     }
 
     /// Calls `found` with each longest run of free granules that has at least `least`, and with some that have fewer.
-    pub(crate) fn free_runs(&self, granules: &Granules, least: u32, mut found: impl FnMut(Run)) {
+    pub(crate) fn free_runs(&self, granules: &Granules<A>, least: u32, mut found: impl FnMut(Run)) {
         let mut free = Run::new(0, 0);
         let mut piece = |from: u32, to: u32| {
             if free.end() != from {
@@ -552,7 +568,7 @@ impl Cells {
 
     /// Calls `found` with each longest run of cells that are free, and stay so until it returns: they are split for as long.
     /// Under the arena's lock.
-    pub(crate) fn while_free(&self, granules: &Granules, mut found: impl FnMut(Run)) {
+    pub(crate) fn while_free(&self, granules: &Granules<A>, mut found: impl FnMut(Run)) {
         if self.closing.load(Relaxed) {
             return;
         }
@@ -582,7 +598,7 @@ impl Cells {
     }
 
     /// Granules that are taken.
-    pub(crate) fn occupied(&self, granules: &Granules) -> u64 {
+    pub(crate) fn occupied(&self, granules: &Granules<A>) -> u64 {
         let taken = |(cell, run): (u32, Run)| match self.state(cell) {
             State::Free => 0,
             State::Whole => u64::from(run.length()),
@@ -688,6 +704,9 @@ pub(crate) fn tests_slots(arena: &crate::arena::Arena, limit: u32, runs: &[Run])
     assert!(arena.exchange(cells.expect("memory")));
     slots
 }
+
+#[cfg(test)]
+mod models;
 
 #[cfg(test)]
 mod tests {

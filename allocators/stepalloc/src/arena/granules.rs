@@ -3,8 +3,9 @@
 //! A bit says that its granule is taken by a block that does not lie in its slot's cells: one in a gap, or one of an
 //! older plan. Bits are set under the arena's lock and cleared by whoever frees the block.
 
+use crate::word::{Atomics, Core, Number, Word};
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicPtr, Ordering::*};
 
 /// A run of granules: the first one, and in the high half their number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,8 +50,8 @@ impl Run {
 }
 
 /// The bits of all granules of an arena.
-pub(crate) struct Granules {
-    bits: AtomicPtr<AtomicU64>,
+pub(crate) struct Granules<A: Atomics = Core> {
+    pub(super) bits: A::Ptr<A::U64>,
 }
 
 /// Granules whose bits lie in one word.
@@ -65,7 +66,9 @@ impl Granules {
     pub(crate) fn bytes_for(granules: usize) -> usize {
         granules.div_ceil(WORD as usize) * size_of::<u64>()
     }
+}
 
+impl<A: Atomics> Granules<A> {
     /// Says where the bits are.
     ///
     /// # Safety
@@ -75,13 +78,13 @@ impl Granules {
         self.bits.store(bits.cast(), Relaxed);
     }
 
-    fn word(&self, index: u32) -> &AtomicU64 {
+    fn word(&self, index: u32) -> &A::U64 {
         // SAFETY: runs that callers pass lie in the arena, for all granules of which there are bits, see `set_bits`.
         unsafe { &*self.bits.load(Relaxed).add(index as usize) }
     }
 
     /// The words in which the bits of a run lie, with its bits in them.
-    fn words(&self, run: Run) -> impl Iterator<Item = (&AtomicU64, u64)> {
+    fn words(&self, run: Run) -> impl Iterator<Item = (&A::U64, u64)> {
         let words = run.start() / WORD..run.end().div_ceil(WORD);
         // No words for an empty run, wherever it is.
         words.filter(move |_| run.length() != 0).map(move |index| {

@@ -28,9 +28,10 @@ use crate::arena::granules::{Granules, Run};
 use crate::arena::region::Region;
 use crate::lock::Lock;
 use crate::os;
+use crate::word::{Atomics, Core, Word};
 use core::mem::size_of;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 
 /// The smallest granule: a cache line, the alignment tensor libraries ask for.
 pub(crate) const GRANULE_MIN_SHIFT: u32 = 6;
@@ -75,31 +76,31 @@ pub(crate) fn shift_lines(run: Run, bytes: usize, align: usize, shift: u32) -> u
 }
 
 /// One address range with its occupancy. All fields but `cells` are written once, by [`Arena::open`].
-pub(crate) struct Arena {
+pub(crate) struct Arena<A: Atomics = Core> {
     /// Where it lies; opened last, so that whoever finds it open finds the other fields.
     region: Region,
     /// log2 of the granule's bytes.
-    shift: AtomicU32,
-    granules: Granules,
+    shift: A::Fixed,
+    granules: Granules<A>,
     /// log2 of a window's bytes: no block is smaller.
-    window_shift: AtomicU32,
+    window_shift: A::Fixed,
     /// Windows of the reserved range.
-    windows: AtomicUsize,
+    windows: A::Usize,
     /// The block that starts in each window.
-    blocks: AtomicPtr<Block>,
+    blocks: A::Ptr<Block<A>>,
     /// The cells of the plan in force; null before the first.
-    cells: AtomicPtr<Cells>,
-    lock: Lock,
+    cells: A::Ptr<Cells<A>>,
+    lock: Lock<A>,
 }
 
 /// What is known of a block.
 #[repr(C, align(16))]
-struct Block {
+struct Block<A: Atomics> {
     /// The slot it was claimed by, or [`NO_SLOT`]. The address is a multiple of 64; below that are the [lines](shift_lines) by which its
     /// start is moved.
-    slot: AtomicPtr<Slot>,
+    slot: A::Ptr<Slot<A>>,
     /// Its run as a number; 0 where no block starts.
-    run: AtomicU64,
+    run: A::U64,
 }
 
 /// Why a slot was not claimed.
@@ -156,7 +157,7 @@ impl Arena {
         let window_shift = least.max(1).ilog2().clamp(shift, usize::BITS - 1);
         let windows = reserved.div_ceil(1 << window_shift);
         // The table and the bits in one mapping.
-        let table_bytes = windows * size_of::<Block>();
+        let table_bytes = windows * size_of::<Block<Core>>();
         let map_bytes = table_bytes + Granules::bytes_for(count);
         let Some(map) = os::map(map_bytes) else { return false };
         let base = match within {
@@ -179,6 +180,20 @@ impl Arena {
         true
     }
 
+    /// Claims the smallest gap that holds `bytes` at `align`, wherever it lies.
+    pub(crate) fn claim_gap(&self, bytes: usize, align: usize) -> Option<*mut u8> {
+        let shift = self.shift();
+        let length = u32::try_from(granules_for(bytes, align, shift)).ok()?;
+        if (length as usize) << shift < self.least_bytes() {
+            return None;
+        }
+        let step = u32::try_from(align >> shift).ok()?.max(1);
+        let run = self.take_gap(length, step)?;
+        Some(self.begin(run, &NO_SLOT, shift_lines(run, bytes, align, shift)))
+    }
+}
+
+impl<A: Atomics> Arena<A> {
     /// True once a range is reserved.
     pub(crate) fn is_open(&self) -> bool {
         self.region.reserved() != 0
@@ -232,7 +247,7 @@ impl Arena {
 
     /// Puts a plan's cells in force, in the place of those of the plan before. `false` where another thread has the lock
     /// for too long, and nothing has changed. Blocks live on, also beyond a lowered limit, until they are freed.
-    pub(crate) fn exchange(&self, cells: &'static Cells) -> bool {
+    pub(crate) fn exchange(&self, cells: &'static Cells<A>) -> bool {
         let exchanged = self.lock.with(Some(EXCHANGE_ATTEMPTS), |_| {
             let old = self.cells();
             if let Some(old) = old {
@@ -248,7 +263,7 @@ impl Arena {
     }
 
     #[inline]
-    fn cells(&self) -> Option<&'static Cells> {
+    fn cells(&self) -> Option<&'static Cells<A>> {
         // SAFETY: null or a mapping that is never undone.
         unsafe { self.cells.load(Acquire).as_ref() }
     }
@@ -292,7 +307,7 @@ impl Arena {
 
     /// The entry of the block that starts at an offset from the base, which is in the reserved range.
     #[inline(always)]
-    fn block(&self, offset: usize) -> &Block {
+    fn block(&self, offset: usize) -> &Block<A> {
         // SAFETY: callers pass offsets in the reserved range, which they learn of only after the table was mapped for
         // all of it; the mapping is never undone.
         unsafe { &*self.blocks.load(Relaxed).add(offset >> self.window_shift.load(Relaxed)) }
@@ -300,7 +315,7 @@ impl Arena {
 
     /// Makes a run that was taken a block, whose start is moved by `lines`.
     #[inline(always)]
-    fn begin(&self, run: Run, slot: &Slot, lines: u32) -> *mut u8 {
+    fn begin(&self, run: Run, slot: &Slot<A>, lines: u32) -> *mut u8 {
         let offset = self.offset(run, lines as usize);
         let block = self.block(offset);
         debug_assert!((run.length() as usize) << self.shift() >= self.least_bytes());
@@ -319,7 +334,7 @@ impl Arena {
 
     /// The entry of the block that starts at an offset from the base, with its run and slot; `None` where none does.
     #[inline(always)]
-    fn find(&self, offset: usize) -> Option<(&Block, Run, *mut Slot)> {
+    fn find(&self, offset: usize) -> Option<(&Block<A>, Run, *mut Slot<A>)> {
         let windows = self.windows.load(Acquire);
         if offset >> self.window_shift.load(Relaxed) >= windows {
             return None;
@@ -337,7 +352,7 @@ impl Arena {
     /// # Safety
     /// The slot is one of cells that were put in force in this arena, and stays where it is.
     #[inline(always)]
-    pub(crate) unsafe fn claim_quickly(&self, slot: &Slot) -> Taken<*mut u8> {
+    pub(crate) unsafe fn claim_quickly(&self, slot: &Slot<A>) -> Taken<*mut u8, A> {
         match slot.take_quickly() {
             Taken::All(run) => Taken::All(self.begin(run, slot, slot.lines())),
             Taken::Half(half) => Taken::Half(half),
@@ -350,7 +365,7 @@ impl Arena {
     ///
     /// # Safety
     /// As for [`Arena::claim_quickly`].
-    pub(crate) unsafe fn claim_several(&self, slot: &Slot) -> Option<*mut u8> {
+    pub(crate) unsafe fn claim_several(&self, slot: &Slot<A>) -> Option<*mut u8> {
         let run = slot.take(&self.granules)?;
         Some(self.begin(run, slot, slot.lines()))
     }
@@ -359,16 +374,16 @@ impl Arena {
     ///
     /// # Safety
     /// The parts of a [`cells::Half`] that was taken in this arena.
-    pub(crate) unsafe fn undo(&self, word: *const AtomicU64, lower: u64, run: Run) {
+    pub(crate) unsafe fn undo(&self, word: *const A::U64, lower: u64, run: Run) {
         // SAFETY: a word of states, in a mapping that is never undone.
-        cells::give_back_surely(unsafe { &*word }, lower, run, &self.granules);
+        cells::give_back_surely::<A>(unsafe { &*word }, lower, run, &self.granules);
     }
 
     /// Claims a slot if all of it is free.
     ///
     /// # Safety
     /// As for [`Arena::claim_quickly`].
-    pub(crate) unsafe fn claim(&self, slot: &Slot) -> Result<*mut u8, Refused> {
+    pub(crate) unsafe fn claim(&self, slot: &Slot<A>) -> Result<*mut u8, Refused> {
         let unite = |_| self.cells().is_some_and(|cells| cells.unite(slot, &self.granules));
         let mut run = slot.take(&self.granules);
         if run.is_none()
@@ -380,15 +395,9 @@ impl Arena {
         Ok(self.begin(run.ok_or(Refused::Busy)?, slot, slot.lines()))
     }
 
-    /// Claims the smallest gap that holds `bytes` at `align`, wherever it lies.
-    pub(crate) fn claim_gap(&self, bytes: usize, align: usize) -> Option<*mut u8> {
-        let shift = self.shift();
-        let length = u32::try_from(granules_for(bytes, align, shift)).ok()?;
-        if (length as usize) << shift < self.least_bytes() {
-            return None;
-        }
-        let step = u32::try_from(align >> shift).ok()?.max(1);
-        let run = self.lock.with(Some(GAP_ATTEMPTS), |_| {
+    /// Takes the smallest gap that holds so many granules at a multiple of `step`.
+    fn take_gap(&self, length: u32, step: u32) -> Option<Run> {
+        self.lock.with(Some(GAP_ATTEMPTS), |_| {
             let cells = self.cells()?;
             // Slots may be claimed meanwhile, and the gap found with them. After more attempts than threads usually race
             // here the backend serves.
@@ -400,12 +409,11 @@ impl Arena {
                 }
             }
             None
-        })??;
-        Some(self.begin(run, &NO_SLOT, shift_lines(run, bytes, align, shift)))
+        })?
     }
 
     /// The start of the smallest run of free granules that holds `length` at a multiple of `step`.
-    fn best_gap(&self, cells: &Cells, length: u32, step: u32) -> Option<u32> {
+    fn best_gap(&self, cells: &Cells<A>, length: u32, step: u32) -> Option<u32> {
         let mut best: Option<Run> = None;
         cells.free_runs(&self.granules, length, |free| {
             // A power of two.

@@ -17,16 +17,20 @@
 use crate::os::{self, PAGE};
 use core::cell::UnsafeCell;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*, fence};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use crossbeam_utils::CachePadded;
 
+mod deferred;
 mod extents;
+#[cfg(test)]
+mod models;
 mod moves;
 mod mutex;
 mod pages;
 mod retention;
 mod table;
 
+use deferred::Deferred;
 use extents::{Extent, Extents};
 use mutex::Mutex;
 use pages::{Blocks, Touched};
@@ -79,8 +83,8 @@ pub(crate) struct Heap {
     arena_reached: AtomicU32,
     mutex: CachePadded<Mutex>,
     table: CachePadded<UnsafeCell<Table>>,
-    /// The newest block whose free was deferred: the number of its page, plus 1.
-    deferred: CachePadded<AtomicU32>,
+    /// Blocks whose frees did not get the lock.
+    deferred: CachePadded<Deferred>,
     /// The [thread](os::thread_pointer) that forks, and whose handlers have the lock; 0 for none.
     forking: AtomicUsize,
     /// The lock is held for good, by a thread that a fork did not copy.
@@ -134,7 +138,7 @@ impl Heap {
             arena_reached: AtomicU32::new(0),
             mutex: CachePadded::new(Mutex::new()),
             table: CachePadded::new(UnsafeCell::new(Table::new())),
-            deferred: CachePadded::new(AtomicU32::new(0)),
+            deferred: CachePadded::new(Deferred::none()),
             forking: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
             moves: AtomicBool::new(false),
@@ -282,45 +286,22 @@ impl Heap {
     fn locked<R>(&self, body: impl FnOnce(&mut Table) -> R) -> R {
         // SAFETY: the lock is held.
         let result = body(unsafe { &mut *self.table.get() });
-        loop {
-            if self.deferred.load(Relaxed) != 0 {
-                // SAFETY: as above.
-                self.free_deferred(unsafe { &mut *self.table.get() });
-            }
-            self.mutex.unlock();
-            // Whoever defers a free looks at the lock after that: one of the two sees the other.
-            fence(SeqCst);
-            if self.deferred.load(Relaxed) == 0 || !self.mutex.try_lock() {
-                return result;
-            }
-        }
+        // SAFETY: as above: it is held whenever this is called.
+        self.deferred.unlock(&self.mutex, || self.free_deferred(unsafe { &mut *self.table.get() }));
+        result
     }
 
     #[cold]
     fn free_deferred(&self, table: &mut Table) {
-        let mut next = self.deferred.swap(0, Acquire);
-        while let Some(page) = next.checked_sub(1) {
-            let entry = self.blocks.at(page).swap(0, Relaxed);
-            next = (entry >> u32::BITS) as u32;
-            let extent = Extent::new(page, (entry & PAGES_MASK) as u32);
-            if entry & UNCOUNTED == 0 { table.free(self, extent) } else { table.insert(self, extent) }
-        }
+        self.deferred.take(&self.blocks, |extent, is_counted| {
+            if is_counted { table.free(self, extent) } else { table.insert(self, extent) }
+        });
     }
 
     /// Leaves the free of a block, or of an extent that is [`UNCOUNTED`], to whoever has the lock.
     #[cold]
     fn defer(&self, block: Extent, uncounted: u64) {
-        let mut newest = self.deferred.load(Relaxed);
-        loop {
-            let entry = u64::from(block.pages) | DEFERRED | uncounted | u64::from(newest) << u32::BITS;
-            self.blocks.at(block.start).store(entry, Relaxed);
-            match self.deferred.compare_exchange_weak(newest, block.start + 1, Release, Relaxed) {
-                Ok(_) => break,
-                Err(other) => newest = other,
-            }
-        }
-        fence(SeqCst);
-        if self.mutex.try_lock() {
+        if self.deferred.push(&self.mutex, &self.blocks, block, uncounted) {
             self.locked(|_| ());
         }
     }

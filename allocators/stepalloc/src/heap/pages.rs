@@ -5,6 +5,7 @@
 
 use super::extents::Extent;
 use crate::os;
+use crate::word::{Atomics, Core, Word};
 use core::mem::size_of;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
@@ -12,7 +13,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 const WORD: u32 = u64::BITS;
 
 /// The blocks by their first page; no table until [`Blocks::open`].
-pub(super) struct Blocks(AtomicPtr<AtomicU64>);
+pub(super) struct Blocks<A: Atomics = Core>(A::Ptr<A::U64>);
 
 impl Blocks {
     pub(super) const fn none() -> Self {
@@ -37,11 +38,19 @@ impl Blocks {
         let [from, to] = [from, to].map(|page| Self::bytes_for(page as usize));
         os::commit(self.0.load(Relaxed).cast::<u8>().wrapping_add(from), to - from)
     }
+}
+
+impl<A: Atomics> Blocks<A> {
+    /// For models, over the address of a table.
+    #[cfg(test)]
+    pub(super) fn over(table: A::Ptr<A::U64>) -> Self {
+        Self(table)
+    }
 
     /// The entry of a page of the heap, once it is open: the pages of the block that starts there, and while its free is
     /// [deferred](super::Heap::defer), the next such block.
     #[inline(always)]
-    pub(super) fn at(&self, page: u32) -> &AtomicU64 {
+    pub(super) fn at(&self, page: u32) -> &A::U64 {
         // SAFETY: callers pass pages that were reached, for all of which there is an entry, see `open`.
         unsafe { &*self.0.load(Relaxed).add(page as usize) }
     }

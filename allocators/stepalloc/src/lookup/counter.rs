@@ -1,5 +1,6 @@
 //! Numbers of allocations and their bytes, which threads add to.
 
+use crate::word::{Atomics, Core, Number, Word};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 /// A number of allocations and their bytes.
@@ -10,14 +11,22 @@ pub(crate) struct Count {
 }
 
 /// A [`Count`] that threads add to.
-pub(crate) struct Counter {
-    allocations: AtomicU64,
-    bytes: AtomicU64,
+pub(crate) struct Counter<A: Atomics = Core> {
+    allocations: A::U64,
+    bytes: A::U64,
 }
 
 impl Counter {
     pub(crate) const fn new() -> Self {
         Self { allocations: AtomicU64::new(0), bytes: AtomicU64::new(0) }
+    }
+}
+
+impl<A: Atomics> Counter<A> {
+    /// For models, over words that are 0.
+    #[cfg(test)]
+    pub(super) fn over(allocations: A::U64, bytes: A::U64) -> Self {
+        Self { allocations, bytes }
     }
 
     pub(crate) fn add(&self, bytes: u64) {

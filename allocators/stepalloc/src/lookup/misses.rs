@@ -5,6 +5,7 @@
 
 use super::class::Class;
 use super::counter::Counter;
+use crate::word::{Atomics, Core, Word};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -94,11 +95,11 @@ pub(crate) struct Misses {
     others: Entry,
 }
 
-struct Entry {
+pub(super) struct Entry<A: Atomics = Core> {
     /// The class, and the reason above it; 0 for none.
-    key: AtomicU64,
-    gap: AtomicU64,
-    fallback: AtomicU64,
+    key: A::U64,
+    gap: A::U64,
+    fallback: A::U64,
 }
 
 /// Bits of a class's number.
@@ -107,6 +108,21 @@ const CLASS_BITS: u32 = 56;
 impl Entry {
     const fn new() -> Self {
         Self { key: AtomicU64::new(0), gap: AtomicU64::new(0), fallback: AtomicU64::new(0) }
+    }
+}
+
+impl<A: Atomics> Entry<A> {
+    /// For models, over words that are 0.
+    #[cfg(test)]
+    pub(super) fn over([key, gap, fallback]: [A::U64; 3]) -> Self {
+        Self { key, gap, fallback }
+    }
+
+    /// Whether it counts what has this key, or does from now on.
+    pub(super) fn is_of(&self, key: u64) -> bool {
+        self.key.load(Relaxed) == key
+            || self.key.compare_exchange(0, key, Relaxed, Relaxed).is_ok()
+            || self.key.load(Relaxed) == key
     }
 }
 
@@ -122,12 +138,7 @@ impl Misses {
         // The high bits of a product (Knuth, TAOCP 3, 6.4).
         let home = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize;
         let places = (0..TRIES).map(|at| &self.reasons[home.wrapping_add(at) % PLACES]);
-        let mine = |entry: &&Entry| {
-            entry.key.load(Relaxed) == key
-                || entry.key.compare_exchange(0, key, Relaxed, Relaxed).is_ok()
-                || entry.key.load(Relaxed) == key
-        };
-        let entry = places.into_iter().find(mine).unwrap_or(&self.others);
+        let entry = places.into_iter().find(|entry| entry.is_of(key)).unwrap_or(&self.others);
         let counter = if from_gap { &entry.gap } else { &entry.fallback };
         counter.fetch_add(1, Relaxed);
     }

@@ -25,6 +25,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 mod class;
 pub(crate) mod counter;
 pub(crate) mod misses;
+#[cfg(test)]
+mod models;
 mod table;
 
 pub(crate) use class::Class;

@@ -6,7 +6,7 @@
 //! engine reads the log at step boundaries ([`Recorder::read`]).
 
 use crate::lookup::Class;
-use crate::os;
+use crate::word::{Atomics, Core, Number, Word};
 use core::mem::size_of;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
@@ -17,10 +17,6 @@ pub(crate) static RECORDER: Recorder = Recorder::closed();
 /// Events the log holds between two readings: a step of a million planned-size blocks. Only what is used becomes
 /// resident, and pages that were read are given back.
 const CAPACITIES: [usize; 2] = [1 << 21, 1 << 17];
-
-/// Entries of a page. So many are never used: the page in which reading has stopped is given back with what was read
-/// before, and must not hold entries of the next round.
-const PAGE_ENTRIES: u64 = (os::PAGE / size_of::<Entry>()) as u64;
 
 /// An event of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,26 +32,29 @@ pub(crate) enum Event {
 }
 
 /// A ring of entries with one counter for writers.
-pub(crate) struct Recorder {
-    entries: AtomicPtr<Entry>,
-    capacity: AtomicUsize,
+pub(crate) struct Recorder<A: Atomics = Core> {
+    entries: A::Ptr<Entry<A>>,
+    capacity: A::Usize,
     /// Index of the next event ever to be logged.
-    head: AtomicU64,
+    head: A::U64,
     /// Everything before it was read, and may be overwritten.
-    tail: AtomicU64,
+    tail: A::U64,
     /// The engine wants to read when so many events were logged: in detected steps.
-    wake: AtomicU64,
+    wake: A::U64,
 }
 
 /// An event; a move is two of them. (Sixteen bytes: a step of a thousand blocks touches eight pages of the log.)
 #[repr(C)]
-struct Entry {
+pub(super) struct Entry<A: Atomics> {
     /// What happened, [`ALLOCATED`], [`FREED`], [`MOVED`] or [`KEPT`], in the low bits; above them the class, or the bytes that were freed; above
     /// [`THREAD_SHIFT`] the thread.
-    what: AtomicU64,
+    what: A::U64,
     /// The address in its low [`ADDRESS_BITS`]; above them the lap of the ring, stored last: says that the entry is complete.
-    place: AtomicU64,
+    place: A::U64,
 }
+
+/// Words of an entry.
+const WORDS: usize = 2;
 
 /// Bits of an address that a program can have.
 const ADDRESS_BITS: u32 = 48;
@@ -69,7 +68,7 @@ const KIND_BITS: u32 = 2;
 /// Sizes have at most 47 bits.
 const THREAD_SHIFT: u32 = 49;
 
-impl Entry {
+impl<A: Atomics> Entry<A> {
     fn write(&self, lap: u64, address: usize, what: u64, kind: u64, thread: u16) {
         let what = (what << KIND_BITS | kind) & ((1 << THREAD_SHIFT) - 1);
         self.what.store(u64::from(thread) << THREAD_SHIFT | what, Relaxed);
@@ -79,7 +78,7 @@ impl Entry {
 
     /// Address, class or bytes, kind, and thread; `None` where a writer has not come back.
     fn read(&self, lap: u64) -> Option<(usize, u64, u64, u16)> {
-        let place = completed(&self.place, lap)?;
+        let place = completed::<A>(&self.place, lap)?;
         let what = self.what.load(Relaxed);
         let (thread, what) = (what >> THREAD_SHIFT, what & ((1 << THREAD_SHIFT) - 1));
         let address = place & ((1 << ADDRESS_BITS) - 1);
@@ -102,6 +101,22 @@ impl Recorder {
             wake: AtomicU64::new(u64::MAX),
         }
     }
+}
+
+impl<A: Atomics> Recorder<A> {
+    /// For models, over words that are 0.
+    #[cfg(test)]
+    pub(super) fn over(
+        entries: A::Ptr<Entry<A>>,
+        capacity: A::Usize,
+        [head, tail, wake]: [A::U64; 3],
+    ) -> Self {
+        Self { entries, capacity, head, tail, wake }
+    }
+
+    /// Entries of a page. So many are never used: the page in which reading has stopped is given back with what was read
+    /// before, and must not hold entries of the next round.
+    const PAGE_ENTRIES: u64 = (A::PAGE / size_of::<Entry<A>>()) as u64;
 
     /// Maps the log where that was not done before; `false` where the system has no room.
     pub(crate) fn open(&self) -> bool {
@@ -109,7 +124,8 @@ impl Recorder {
             return true;
         }
         for capacity in CAPACITIES {
-            if let Some(entries) = os::map(capacity * size_of::<Entry>()) {
+            let capacity = A::entries(capacity as u64) as usize;
+            if let Some(entries) = A::map(capacity * WORDS) {
                 self.capacity.store(capacity, Relaxed);
                 self.entries.store(entries.cast(), Release);
                 return true;
@@ -127,7 +143,7 @@ impl Recorder {
         let capacity = self.capacity.load(Relaxed) as u64;
         let count = if matches!(event, Event::Move { .. }) { 2 } else { 1 };
         let index = self.head.fetch_add(count, Relaxed);
-        if index + count - self.tail.load(Acquire).min(index) > capacity - PAGE_ENTRIES {
+        if index + count - self.tail.load(Acquire).min(index) > capacity - Self::PAGE_ENTRIES {
             return;
         }
         // SAFETY: the mapping holds `capacity` entries, a power of two, and is never unmapped.
@@ -178,7 +194,7 @@ impl Recorder {
         let tail = self.tail.load(Relaxed);
         let capacity = self.capacity.load(Relaxed) as u64;
         let entries = self.entries.load(Acquire);
-        let mut whole = end.saturating_sub(tail) <= capacity - PAGE_ENTRIES;
+        let mut whole = end.saturating_sub(tail) <= capacity - Self::PAGE_ENTRIES;
         if whole {
             let mut moved = None;
             for index in tail..end {
@@ -214,13 +230,12 @@ impl Recorder {
             return;
         }
         // From the beginning of its page on: what lies before was read earlier.
-        let (from, to) = (tail & (capacity - 1) & !(PAGE_ENTRIES - 1), end & (capacity - 1));
-        let size = size_of::<Entry>() as u64;
+        let (from, to) = (tail & (capacity - 1) & !(Self::PAGE_ENTRIES - 1), end & (capacity - 1));
         let discard = |from: u64, to: u64| {
-            let start = entries.cast::<u8>().wrapping_add((from * size) as usize);
+            let start = entries.wrapping_add(from as usize).cast();
             // SAFETY: part of the log's mapping; the entries between are read or given up. The last page may hold newer
             // entries; it is not whole, and stays.
-            unsafe { os::discard(start, ((to - from) * size) as usize) };
+            unsafe { A::discard(start, (to - from) as usize * WORDS) };
         };
         if end - tail >= capacity {
             discard(0, capacity);
@@ -235,14 +250,14 @@ impl Recorder {
 }
 
 /// Waits for a writer that was interrupted between taking its index and finishing its entry.
-fn completed(place: &AtomicU64, lap: u64) -> Option<u64> {
+fn completed<A: Atomics>(place: &A::U64, lap: u64) -> Option<u64> {
     // A preempted writer is back within some scheduler periods; one that never comes back was killed.
-    for _ in 0..10_000 {
+    for _ in 0..A::looks(10_000) {
         let place = place.load(Acquire);
         if place >> ADDRESS_BITS == lap {
             return Some(place);
         }
-        os::yield_now();
+        A::yield_now();
     }
     None
 }

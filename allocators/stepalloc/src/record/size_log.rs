@@ -5,8 +5,7 @@
 //! the newest entries ever more rarely, so that a program without a period does not feel it.
 
 use crate::lookup::Class;
-use crate::os;
-use core::mem::size_of;
+use crate::word::{Atomics, Core, Number, Word};
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
@@ -39,17 +38,17 @@ const ROW: u64 = 512;
 const RAREST: u64 = 1 << 22;
 
 /// A ring of classes with one counter for writers.
-pub(crate) struct SizeLog {
-    entries: AtomicPtr<AtomicU64>,
+pub(crate) struct SizeLog<A: Atomics = Core> {
+    entries: A::Ptr<A::U64>,
     /// Allocations ever logged.
-    head: AtomicU64,
+    head: A::U64,
     /// Entries before this one are out of date: the parent process logged them, or an earlier plan served
     /// them.
-    start: AtomicU64,
+    start: A::U64,
     /// The engine takes a sample when so many were logged.
-    wake: AtomicU64,
+    wake: A::U64,
     /// The log's length at the last sample of the whole.
-    sampled: AtomicU64,
+    sampled: A::U64,
 }
 
 impl SizeLog {
@@ -62,6 +61,20 @@ impl SizeLog {
             sampled: AtomicU64::new(0),
         }
     }
+}
+
+impl<A: Atomics> SizeLog<A> {
+    /// For models, over a null pointer and these words.
+    #[cfg(test)]
+    pub(super) fn over(entries: A::Ptr<A::U64>, [head, start, wake, sampled]: [A::U64; 4]) -> Self {
+        Self { entries, head, start, wake, sampled }
+    }
+
+    /// Entries of the ring.
+    #[inline(always)]
+    fn entries() -> u64 {
+        A::entries(ENTRIES)
+    }
 
     /// Logs an allocation; `true` when it is time for a sample.
     pub(crate) fn log(&self, class: Class) -> bool {
@@ -71,19 +84,19 @@ impl SizeLog {
         }
         let index = self.head.fetch_add(1, Relaxed);
         // SAFETY: the mapping holds so many entries, and is never unmapped.
-        unsafe { &*entries.add((index & (ENTRIES - 1)) as usize) }.store(class.to_bits(), Release);
+        unsafe { &*entries.add((index & (Self::entries() - 1)) as usize) }.store(class.to_bits(), Release);
         index + 1 >= self.wake.load(Relaxed)
     }
 
     /// Maps the ring. Whoever comes second to it gives his own back.
     #[cold]
     fn open(&self) -> bool {
-        let bytes = ENTRIES as usize * size_of::<AtomicU64>();
-        if let Some(map) = os::map(bytes)
-            && self.entries.compare_exchange(ptr::null_mut(), map.cast(), AcqRel, Relaxed).is_err()
+        let words = Self::entries() as usize;
+        if let Some(map) = A::map(words)
+            && self.entries.compare_exchange(ptr::null_mut(), map, AcqRel, Relaxed).is_err()
         {
             // SAFETY: mapped just now, and no other thread has its address.
-            unsafe { os::unmap(map, bytes) };
+            unsafe { A::unmap(map, words) };
         }
         false
     }
@@ -91,7 +104,7 @@ impl SizeLog {
     /// Begins anew.
     pub(crate) fn clear(&self) {
         // At the beginning of the ring again, whose first pages have memory.
-        let head = self.head.load(Acquire).next_multiple_of(ENTRIES);
+        let head = self.head.load(Acquire).next_multiple_of(Self::entries());
         self.head.store(head, Release);
         self.start.store(head, Relaxed);
         self.wake.store(head + FIRST, Relaxed);
@@ -165,14 +178,14 @@ impl SizeLog {
             return 0..0;
         }
         let head = self.head();
-        from.max(self.start.load(Relaxed)).max(head.saturating_sub(ENTRIES)).min(head)..head
+        from.max(self.start.load(Relaxed)).max(head.saturating_sub(Self::entries())).min(head)..head
     }
 
     /// An entry: the bits of a class.
     #[inline(always)]
     fn entry(&self, index: u64) -> u64 {
         // SAFETY: `entries_since` returns indexes of a ring that is mapped; else as in `log`.
-        unsafe { &*self.entries.load(Relaxed).add((index & (ENTRIES - 1)) as usize) }.load(Acquire)
+        unsafe { &*self.entries.load(Relaxed).add((index & (Self::entries() - 1)) as usize) }.load(Acquire)
     }
 }
 
