@@ -285,7 +285,7 @@ mod lock {
 
     #[test]
     fn one_thread_has_the_lock_after_the_other() {
-        explore(3, || {
+        explore(2, || {
             let lock = leak(Lock::<Loom>::over(U32::new(0)));
             let place = leak(Place::new());
             let others = [Some(1), None].map(|attempts| {

@@ -21,7 +21,7 @@ fn event(address: usize) -> Event {
 
 #[test]
 fn events_are_read_whole_each_by_its_thread() {
-    explore(None, || {
+    explore(4, || {
         let recorder = recorder();
         let other = thread::spawn(|| recorder.log(event(8), 8));
         recorder.log(event(16), 16);
@@ -36,7 +36,7 @@ fn events_are_read_whole_each_by_its_thread() {
 
 #[test]
 fn a_move_is_read_whole() {
-    explore(None, || {
+    explore(4, || {
         let recorder = recorder();
         let class = Class::of(40_000, 1).expect("possible size");
         let moved = Event::Move { address: 24, class, from: 16 };
@@ -80,7 +80,7 @@ fn size_log() -> &'static SizeLog<Loom> {
 /// The first that logs maps the ring, and of two the second gives his own back.
 #[test]
 fn the_ring_of_sizes_is_mapped_once() {
-    explore(None, || {
+    explore(4, || {
         let log = size_log();
         let class = |of: u64| Class::from_bits(of * 64).expect("not 0");
         let other = thread::spawn(move || {
