@@ -230,6 +230,8 @@ impl Atomics for Loom {
             word.word.store(0, Relaxed);
         }
     }
+
+    unsafe fn discard_shared(_: *mut u8, _: usize) {}
 }
 
 /// Memory that one thread after the other has for itself.

@@ -73,6 +73,11 @@ pub(crate) trait Atomics: Copy + Eq + Debug + 'static {
     /// # Safety
     /// Whole words of a mapping, of which nobody reads others than those 0 meanwhile, nor writes any.
     unsafe fn discard(words: *mut Self::U64, count: usize);
+    /// Gives memory back to the system that others may read meanwhile. Models leave out what the kernel does then.
+    ///
+    /// # Safety
+    /// A mapping of words, whose readers find their way when all or part of it is zeros.
+    unsafe fn discard_shared(start: *mut u8, bytes: usize);
 }
 
 /// The allocator's words.
@@ -149,6 +154,12 @@ impl Atomics for Core {
     unsafe fn discard(words: *mut AtomicU64, count: usize) {
         // SAFETY: the caller's promise.
         unsafe { os::discard(words.cast(), count * size_of::<AtomicU64>()) };
+    }
+
+    #[inline(always)]
+    unsafe fn discard_shared(start: *mut u8, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { os::discard(start, bytes) };
     }
 }
 

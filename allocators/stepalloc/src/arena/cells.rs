@@ -496,7 +496,7 @@ impl<A: Atomics> Cells<A> {
     /// Gives the memory of closed cells back to the system.
     pub(crate) fn discard(&'static self) {
         // SAFETY: a mapping of ours, in which readers find their way when all or part of it is zeros.
-        unsafe { os::discard(ptr::from_ref(self).cast_mut().cast(), self.bytes) };
+        unsafe { A::discard_shared(ptr::from_ref(self).cast_mut().cast(), self.bytes) };
     }
 
     /// Makes the split cells of a slot free if nothing is taken of their granules; `true` if all of the slot's cells are

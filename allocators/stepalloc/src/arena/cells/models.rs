@@ -265,7 +265,7 @@ fn a_block_that_is_freed_while_plans_change_is_free_in_the_new_one() {
             let block = block;
             model.end(block.0);
         });
-        exchange(model, cells, next);
+        assert!(model.arena.exchange(next));
         if let Some(block) = model.claim(new) {
             model.end(block);
         }
@@ -281,24 +281,17 @@ fn a_slot_that_is_claimed_while_plans_change_is_occupied_in_the_new_one() {
         let (next, [new]) = plan([(0, 2)]);
         let model = arena(cells);
         let other = thread::spawn(move || {
-            if let Some(block) = model.claim_quickly(old) {
+            if let Some(block) = model.claim(old) {
                 model.end(block);
             }
         });
-        exchange(model, cells, next);
+        assert!(model.arena.exchange(next));
         if let Some(block) = model.claim_quickly(new) {
             model.end(block);
         }
         other.join().expect("no panic");
         model.is_empty(&[new]);
     });
-}
-
-/// Puts cells in force as [`Arena::exchange`] does, which leaves the memory of the old ones to the kernel in the end.
-fn exchange(model: &Model, old: &Cells<Loom>, new: &'static Cells<Loom>) {
-    old.close(&model.arena.granules);
-    new.open(&model.arena.granules);
-    model.arena.cells.store(ptr::from_ref(new).cast_mut(), Release);
 }
 
 #[test]
