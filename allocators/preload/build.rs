@@ -9,7 +9,7 @@ use std::{env, fs};
 /// there is asked by their address.)
 const LATE: &str = "
     __cxa_atexit __errno_location __register_atfork __xpg_strerror_r abort bcmp clock_gettime clock_nanosleep
-    clone close dl_iterate_phdr fputs fstat64 fwrite getcwd getenv getpid getrlimit getrusage lseek64 memchr
+    clone close dl_iterate_phdr dladdr dlopen dlsym fputs fstat64 fwrite getcwd getenv getpid getrlimit getrusage lseek64 memchr
     memcpy memmove memset mmap mmap64 mprotect open open64 pause poll prctl pthread_attr_destroy
     pthread_attr_getstacksize pthread_attr_init pthread_attr_setdetachstate pthread_attr_setstacksize
     pthread_create pthread_detach pthread_join pthread_key_create pthread_key_delete pthread_self

@@ -67,6 +67,7 @@ fn backends_that_were_not_chosen_do_not_start() {
         let mut count = process::command("sh");
         count.args(["-c", "echo /proc/$$/task/*"]).env("LD_PRELOAD", process::library());
         count.env("STEPALLOC_BACKEND", backend).env("MIMALLOC_VERBOSE", "1");
+        count.env("_RJEM_MALLOC_CONF", "background_thread:true");
         let ended = process::finish(&mut count).with_status(0);
         // jemalloc's background thread, and what mimalloc says of itself when it starts.
         assert_eq!(ended.out().split_whitespace().count().to_string(), threads, "{backend}");

@@ -6,10 +6,9 @@
 //! `stepalloc::route`. The program, or a script in it, marks its steps by calling `stepalloc_step()`.
 //!
 //! The contract kept here is glibc's manual, "Replacing malloc", with its details: errno over free, ENOMEM, unique
-//! pointers for size 0, checked products, alignment 16 at least, nothing unwinds. `operator new` is not exported:
-//! libstdc++ calls malloc.
+//! pointers for size 0, checked products, alignment 16 at least, nothing unwinds.
 //!
-//! [`backends`] reaches the backends, [`internal`] allocates for this library's own code, [`glibc`] finds the C library's own functions, [`malloc`] has malloc and its family,
+//! [`backends`] reaches the backends, [`internal`] allocates for this library's own code, [`glibc`] finds the C library's own functions, [`malloc`] has malloc and its family, [`operators`] C++'s,
 //! [`introspection`] the calls that ask about the heap, [`steps`] the functions that are ours, [`segments`] the library's
 //! own pages.
 
@@ -18,6 +17,7 @@ mod glibc;
 mod internal;
 mod introspection;
 mod malloc;
+mod operators;
 mod segments;
 mod steps;
 
