@@ -237,7 +237,7 @@ fn a_gap_and_a_slot_are_never_both_taken() {
 
 #[test]
 fn cells_in_which_a_gap_was_are_a_slot_again_once_it_is_free() {
-    explore(None, || {
+    explore(3, || {
         let (cells, [slot]) = plan([(0, 2)]);
         let none = leak(no_slot());
         let model = arena(cells);
@@ -246,11 +246,59 @@ fn cells_in_which_a_gap_was_are_a_slot_again_once_it_is_free() {
             let block = block;
             model.end(block.0);
         });
+        let third = thread::spawn(move || {
+            if let Some(block) = model.claim_quickly(slot) {
+                model.end(block);
+            }
+        });
+        if let Some(block) = model.claim(slot) {
+            model.end(block);
+        }
+        [other, third].into_iter().for_each(|other| other.join().expect("no panic"));
+        model.is_empty(&[slot]);
+    });
+}
+
+#[test]
+fn cells_that_are_split_are_no_slot_while_another_gap_is_taken() {
+    explore(3, || {
+        let (cells, [slot]) = plan([(0, 2)]);
+        let none = leak(no_slot());
+        let model = arena(cells);
+        // Splits them.
+        let block = model.gap(none, 1).expect("all is free");
+        model.end(block);
+        let other = thread::spawn(move || {
+            if let Some(block) = model.gap(none, 1) {
+                model.end(block);
+            }
+        });
         if let Some(block) = model.claim(slot) {
             model.end(block);
         }
         other.join().expect("no panic");
         model.is_empty(&[slot]);
+    });
+}
+
+/// Both short attempts fail then, and the cells are given back in as many as it needs.
+#[test]
+fn cells_are_given_back_while_others_of_their_word_change() {
+    explore(3, || {
+        let (cells, [slot, beside]) = plan([(0, 1), (1, 2)]);
+        let model = arena(cells);
+        let block = Address(model.claim_quickly(slot).expect("all is free"));
+        let other = thread::spawn(move || {
+            let block = block;
+            model.end(block.0);
+        });
+        for slot in [beside, slot] {
+            if let Some(block) = model.claim_quickly(slot) {
+                model.end(block);
+            }
+        }
+        other.join().expect("no panic");
+        model.is_empty(&[slot, beside]);
     });
 }
 
