@@ -1,5 +1,6 @@
 //! Models of the structures that threads share: the allocator's own code over loom's words, run in all interleavings of some threads, with
-//! all values that a load may return by the orderings that the code names.
+//! all values that a load may return by the orderings that the code names. (But loom has a word's stores become visible in the order in which
+//! they were run, and looks at schedules with as few interruptions as each model says.)
 //!
 //! Each model stands beside its structure, in a module `models`; here are loom's family of words and what all models use. What threads
 //! hand to each other is a [`Place`], in which loom finds two that use it at once, or one after the other without an ordering.
@@ -222,12 +223,11 @@ impl Atomics for Loom {
         unsafe { Self::discard(words, count) };
     }
 
+    /// The memory stays as it was, as where the system refuses (it is locked, say): zeros would say less.
     unsafe fn discard(words: *mut U64, count: usize) {
         for at in 0..count {
             // SAFETY: the caller's promise; the words are never dropped.
-            let word = unsafe { &*words.add(at) };
-            word.memory.with_mut(|_| ());
-            word.word.store(0, Relaxed);
+            unsafe { &*words.add(at) }.memory.with_mut(|_| ());
         }
     }
 

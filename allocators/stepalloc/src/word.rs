@@ -68,10 +68,10 @@ pub(crate) trait Atomics: Copy + Eq + Debug + 'static {
     /// # Safety
     /// It was mapped with as many words, and nobody else has the address.
     unsafe fn unmap(words: *mut Self::U64, count: usize);
-    /// Gives memory back to the system: the words read as 0 from then on.
+    /// Gives memory back to the system: the words read as 0 from then on, or as before where it refuses.
     ///
     /// # Safety
-    /// Whole words of a mapping, of which nobody reads others than those 0 meanwhile, nor writes any.
+    /// Words of a mapping, which nobody reads nor writes meanwhile.
     unsafe fn discard(words: *mut Self::U64, count: usize);
     /// Gives memory back to the system that others may read meanwhile. Models leave out what the kernel does then.
     ///

@@ -87,6 +87,8 @@ fn the_ring_of_sizes_is_mapped_once() {
             log.log(class(1));
             log.log(class(2));
         });
+        // Who only reads may come before both, or between.
+        assert!(log.classes(0).into_iter().all(|seen| (1..=2).any(|of| seen == class(of))));
         log.log(class(3));
         log.log(class(4));
         assert!(log.classes(0).into_iter().all(|seen| (1..=4).any(|of| seen == class(of))));
