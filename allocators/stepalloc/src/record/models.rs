@@ -73,6 +73,26 @@ fn what_was_read_goes_back_before_it_is_written_again() {
     });
 }
 
+#[test]
+fn an_entry_of_the_last_round_is_not_read_for_one_that_is_being_written() {
+    explore(None, || {
+        let recorder = recorder();
+        let ignored = |_, _| ();
+        recorder.log(event(0), 1);
+        assert!(recorder.read(1, ignored));
+        [1, 2].into_iter().for_each(|address| recorder.log(event(address), 1));
+        assert!(recorder.read(3, ignored));
+        recorder.log(event(3), 1);
+        // Where the first one was.
+        let other = thread::spawn(|| recorder.log(event(4), 2));
+        let mut seen = Vec::new();
+        assert!(recorder.read(recorder.head(), |event, _| seen.push(event)));
+        other.join().expect("no panic");
+        assert!(recorder.read(recorder.head(), |event, _| seen.push(event)));
+        assert_eq!(seen, [3, 4].map(event));
+    });
+}
+
 fn size_log() -> &'static SizeLog<Loom> {
     leak(SizeLog::over(Ptr::new(ptr::null_mut()), [0, 0, u64::MAX, 0].map(U64::new)))
 }
