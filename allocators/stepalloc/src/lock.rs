@@ -13,9 +13,13 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 /// Looks at a lock that is held before the processor is given to another thread: about a microsecond, as a gap is looked for.
 const SPINS: u32 = 32;
 
-/// Where the process stands whose memory this is: 0 in a forked child that has not looked yet. Null before
+/// Where the [id](identify) of the process stands whose memory this is: 0 in a forked child that has not looked yet. Null before
 /// [`distinguish_children`], and where the kernel cannot clear it.
 static OWNER: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+/// Forks that led to this memory, of those whose child has looked at a lock.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// Bits of a process's number: `PID_MAX_LIMIT` of Linux is 2 to this power.
+pub(crate) const NUMBER_BITS: u32 = 22;
 
 /// From now on children are distinguished by whether their memory is their own.
 pub(crate) fn distinguish_children() {
@@ -23,42 +27,43 @@ pub(crate) fn distinguish_children() {
         && let Some(page) = os::map_wiped_on_fork()
     {
         let owner: *mut AtomicU32 = page.cast();
-        // SAFETY: mapped just now, and known here only. Locks that are held now stay this process's: its generation is as before.
+        // SAFETY: mapped just now, and known here only. Locks that are held now stay this process's: its id is as before.
         unsafe { owner.write(AtomicU32::new(os::pid())) };
         OWNER.store(owner, Release);
     }
 }
 
-/// Whether the memory is this process's own.
-fn is_own(process: u32) -> bool {
+/// The process's id: its number, and above it its generation, for the number alone may be that of an ancestor which has ended. `None` where the
+/// memory is another process's.
+fn id(process: u32) -> Option<u32> {
     // SAFETY: null, or a page that is never unmapped.
-    let Some(owner) = (unsafe { OWNER.load(Acquire).as_ref() }) else { return true };
-    match owner.compare_exchange(0, process, AcqRel, Acquire) {
-        Ok(_) => {
-            GENERATION.fetch_add(1, Release);
-            true
-        }
-        Err(owner) => owner == process,
+    match unsafe { OWNER.load(Acquire).as_ref() } {
+        Some(owner) => identify(owner, &GENERATION, process),
+        None => Some(process),
     }
 }
 
-/// Forks that led to this memory, of those whose child has looked at a lock.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
-/// Bits of a process's id: `PID_MAX_LIMIT` of Linux is 2 to this power.
-const ID_BITS: u32 = 22;
-
-/// Who holds a lock, in this process: its id alone may be that of an ancestor which has ended.
-fn holder(process: u32) -> u32 {
-    GENERATION.load(Acquire) << ID_BITS ^ process
+/// The id of a process of this number. Where `owner` has none yet, it gets one, the same for all its threads.
+pub(crate) fn identify<W: Word<u32>>(owner: &W, generation: &W, process: u32) -> Option<u32> {
+    let new = (generation.load(Relaxed) + 1) << NUMBER_BITS ^ process;
+    let id = match owner.compare_exchange(0, new, AcqRel, Acquire) {
+        Ok(_) => {
+            // For the next fork; only this thread writes it in this process.
+            generation.store(generation.load(Relaxed) + 1, Relaxed);
+            new
+        }
+        Err(id) => id,
+    };
+    (id & ((1 << NUMBER_BITS) - 1) == process).then_some(id)
 }
 
 /// Called in a forked child: its memory is its own.
 pub(crate) fn own() {
-    is_own(os::pid());
+    id(os::pid());
 }
 
 pub(crate) struct Lock<A: Atomics = Core> {
-    /// That of [`holder`]; 0 while nobody holds the lock.
+    /// The [id] of who holds it; 0 while nobody does.
     holder: A::U32,
 }
 
@@ -82,11 +87,7 @@ impl<A: Atomics> Lock<A> {
     /// Inlined, so that its code lies with the caller's: each has a body of its own.
     #[inline(always)]
     pub(crate) fn with<R>(&self, attempts: Option<u32>, body: impl FnOnce(bool) -> R) -> Option<R> {
-        let process = os::pid();
-        if !is_own(process) {
-            return None;
-        }
-        let process = holder(process);
+        let process = id(os::pid())?;
         let mut tried = 0;
         let mut poisoned = false;
         while let Err(holder) = self.holder.compare_exchange(0, process, Acquire, Relaxed) {

@@ -281,7 +281,7 @@ pub(crate) fn explore(preemptions: impl Into<Option<usize>>, model: impl Fn() + 
 /// The arena's lock and that of the engine, by its one word.
 mod lock {
     use super::{Place, U32, explore, leak};
-    use crate::lock::Lock;
+    use crate::lock::{Lock, NUMBER_BITS, identify};
     use crate::models::Loom;
     use loom::thread;
 
@@ -301,6 +301,20 @@ mod lock {
             });
             assert!(lock.with(None, |_| place.own()).is_some());
             others.into_iter().for_each(|other| other.join().expect("no panic"));
+        });
+    }
+
+    #[test]
+    fn all_threads_of_a_child_have_one_id_which_no_ancestor_had() {
+        explore(None, || {
+            // The fork has cleared the first.
+            let (owner, generation) = (leak(U32::new(0)), leak(U32::new(1)));
+            let ask = |process| identify(owner, generation, process);
+            let other = thread::spawn(move || identify(owner, generation, 77));
+            let mine = ask(77).expect("the memory is its own");
+            assert_eq!(other.join().expect("no panic"), Some(mine));
+            assert_eq!(mine >> NUMBER_BITS, 2);
+            assert_eq!(ask(78), None, "a child of vfork");
         });
     }
 
