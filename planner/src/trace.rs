@@ -15,7 +15,7 @@
 //!
 //! Nothing is believed: an id that is allocated twice or freed without being alive is an error with its line.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use crate::lines::{Fault, Lines, ReadError, number};
@@ -32,9 +32,6 @@ pub const COLUMNS: &str = "op,thread,id,size,align";
 
 /// The columns of an event that says who asked.
 pub const COLUMNS_WITH_SITES: &str = "op,thread,id,size,align,site";
-
-/// The most call sites a trace may name.
-const MAX_SITES: usize = 1 << 20;
 
 /// Who asked for something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -144,12 +141,7 @@ pub(crate) fn parse(lines: &mut Lines) -> Result<Trace, ReadError> {
             "at least two step boundaries, lines that begin with S",
         ));
     }
-    let named = reader.trace.sites.len() as u32;
-    for caller in reader.trace.steps.iter_mut().flat_map(|step| &mut step.callers) {
-        // A site that the file does not name is as good as none.
-        caller.site = if caller.site < named { caller.site } else { 0 };
-    }
-    Ok(reader.trace)
+    Ok(reader.finish())
 }
 
 /// The first line.
@@ -163,9 +155,15 @@ fn header(line: &str, stem: String) -> Result<Trace, Fault> {
             Some(("name", name)) => trace.name = name.to_owned(),
             Some(("min", min)) => trace.min_bytes = number(min, "min")?,
             Some(("threads", threads)) => trace.threads = number(threads, "threads")?,
-            Some(("columns", columns)) if columns == COLUMNS_WITH_SITES => trace.sites.push(String::new()),
+            Some(("columns", columns)) if columns == COLUMNS_WITH_SITES => {
+                trace.sites = vec![String::new()];
+            }
             Some(("columns", columns)) if columns != COLUMNS => {
-                return Err(Fault::new(format!("the columns are {columns}"), format!("columns={COLUMNS}")));
+                let shown: String = columns.chars().take(80).collect();
+                return Err(Fault::new(
+                    format!("the columns are {}", shown.escape_default()),
+                    format!("columns={COLUMNS}"),
+                ));
             }
             _ => {}
         }
@@ -181,9 +179,22 @@ struct Reader {
     running: Option<Step>,
     /// Blocks alive.
     alive: HashSet<u32>,
+    /// Stacks by the numbers that the file gives them: any, so that a table by number might be larger than the file by far.
+    sites: BTreeMap<u32, String>,
 }
 
 impl Reader {
+    /// The trace, its sites numbered without gaps.
+    fn finish(mut self) -> Trace {
+        let numbers: HashMap<u32, u32> = self.sites.keys().copied().zip(1..).collect();
+        for caller in self.trace.steps.iter_mut().flat_map(|step| &mut step.callers) {
+            // A site that the file does not name is as good as none.
+            caller.site = numbers.get(&caller.site).copied().unwrap_or(0);
+        }
+        self.trace.sites.extend(self.sites.into_values());
+        self.trace
+    }
+
     fn line(&mut self, line: &str) -> Result<(), Fault> {
         if let Some(comment) = line.strip_prefix('#') {
             return match comment.trim_start().strip_prefix("site ") {
@@ -231,14 +242,11 @@ impl Reader {
     /// The stack of a site's number.
     fn site(&mut self, text: &str) -> Result<(), Fault> {
         let (index, frames) = text.split_once(' ').unwrap_or((text, ""));
-        let index: usize = number(index, "site")?;
-        if index >= MAX_SITES {
-            return Err(Fault::new(format!("site {index}"), format!("a number below {MAX_SITES}")));
+        let index: u32 = number(index, "site")?;
+        // 0 stands for the unknown, whatever the file says.
+        if index > 0 {
+            self.sites.insert(index, frames.to_owned());
         }
-        if index >= self.trace.sites.len() {
-            self.trace.sites.resize(index + 1, String::new());
-        }
-        frames.clone_into(&mut self.trace.sites[index]);
         Ok(())
     }
 
