@@ -189,9 +189,9 @@ impl Period {
             match *change {
                 Change::Allocate(bytes) => {
                     before.push(alive);
-                    alive += bytes as i64;
+                    alive = alive.saturating_add(signed(bytes));
                 }
-                Change::Free(bytes) => alive -= bytes as i64,
+                Change::Free(bytes) => alive = alive.saturating_sub(signed(bytes)),
             }
         }
         let range = |part: &[i64]| part.iter().copied().min().zip(part.iter().copied().max());
@@ -199,12 +199,12 @@ impl Period {
         let (earlier, newest) = before.split_at(from);
         let Some((least, most)) = range(newest) else { return false };
         let left = if self.repeats() {
-            earlier.last().zip(newest.last()).map(|(earlier, newest)| newest - earlier)
+            earlier.last().zip(newest.last()).map(|(earlier, newest)| newest.saturating_sub(*earlier))
         } else {
             let earlier = from.checked_sub(self.allocations).map(|from| &earlier[from..]);
-            earlier.and_then(range).map(|(earlier, _)| least - earlier)
+            earlier.and_then(range).map(|(earlier, _)| least.saturating_sub(earlier))
         };
-        left.is_some_and(|left| left.unsigned_abs() <= (most - least).unsigned_abs() / BALANCE)
+        left.is_some_and(|left| left.unsigned_abs() <= most.abs_diff(least) / BALANCE)
     }
 }
 
@@ -383,10 +383,10 @@ pub fn boundary(earlier: &[u64], changes: &[Change], period: &Period) -> Option<
             Change::Allocate(bytes) => {
                 before.push(alive);
                 sizes.push(bytes);
-                alive += bytes as i64;
+                alive = alive.saturating_add(signed(bytes));
             }
             // What was alive before the first change comes out as less than nothing, which is no matter.
-            Change::Free(bytes) => alive -= bytes as i64,
+            Change::Free(bytes) => alive = alive.saturating_sub(signed(bytes)),
         }
     }
     let newest = sizes.len().checked_sub(length).filter(|&newest| newest >= first && length > 0)?;
@@ -396,16 +396,18 @@ pub fn boundary(earlier: &[u64], changes: &[Change], period: &Period) -> Option<
     }
     let least = before[newest..].iter().min()?;
     let most = before[newest..].iter().max()?;
-    let little = least + (most - least) / LITTLE as i64;
+    let range = most.saturating_sub(*least);
+    let little = least + range / LITTLE as i64;
     let steady = |at: usize| (at % length..at).step_by(length).all(|earlier| sizes[earlier] == sizes[at]);
     let low = |at: usize| before[at] <= little;
     let whole = sizes.len().checked_sub(first + length + FINGERPRINT).filter(|_| length > LONG);
-    let nearly = least + (most - least) / NEARLY_LITTLE as i64;
+    let nearly = least + range / NEARLY_LITTLE as i64;
     let seen: Vec<usize> = (newest..sizes.len())
         .filter(|&at| whole.is_some_and(|whole| (at - first) % length <= whole))
         .filter(|&at| steady(at) && before[at] <= nearly)
         .collect();
-    let least_seen = seen.iter().map(|&at| before[at]).min().unwrap_or(0) + (most - least) / LITTLE as i64;
+    let least_seen =
+        seen.iter().map(|&at| before[at]).min().unwrap_or(0).saturating_add(range / LITTLE as i64);
     // Those, then steady sizes at a low, then steady ones anywhere, then whatever there is.
     let places = [
         seen.into_iter().filter(|&at| before[at] <= least_seen).collect(),
@@ -418,6 +420,11 @@ pub fn boundary(earlier: &[u64], changes: &[Change], period: &Period) -> Option<
     // The first of them, so that the first whole step is complete soon.
     let rare = places.into_iter().filter(|&at| count[&sizes[at]] <= RARE * rarest);
     rare.map(|at| (at - first) % length).min()
+}
+
+/// Bytes as what is alive is counted in. A recording may say anything; what a machine has fits by far.
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// The boundary after the one at `at`: where the sizes that follow are alike, a period later or nearly; exactly a period
@@ -519,10 +526,11 @@ impl<'a> View<'a> {
         }
         let now = &self.sizes[self.sizes.len() - window..];
         let before = &self.sizes[self.sizes.len() - window - distance..];
-        let (mut all, mut same) = (0u64, 0u64);
+        // A recording may say anything: sizes that no machine has must not overflow.
+        let (mut all, mut same) = (0u128, 0u128);
         for (&size, &earlier) in now.iter().zip(before) {
-            all += size;
-            same += if alike(size, earlier) { size } else { 0 };
+            all += u128::from(size);
+            same += if alike(size, earlier) { u128::from(size) } else { 0 };
         }
         same as f64 / all.max(1) as f64
     }
@@ -536,16 +544,16 @@ impl<'a> View<'a> {
             return 0.0;
         }
         let (mut at, mut before): (usize, Vec<u64>) = (0, Vec::new());
-        let (mut all, mut same) = (0, 0);
+        let (mut all, mut same) = (0u128, 0u128);
         while let Some(next) = next_boundary(sizes, at, period) {
             let mut step = sizes[at..next].to_vec();
             step.sort_unstable();
             if at > 0 {
                 let mut left = before.iter().copied().peekable();
                 for &size in &step {
-                    all += size;
+                    all += u128::from(size);
                     while left.next_if(|&other| other < size && !alike(other, size)).is_some() {}
-                    same += left.next_if(|&other| alike(other, size)).map_or(0, |_| size);
+                    same += left.next_if(|&other| alike(other, size)).map_or(0, |_| u128::from(size));
                 }
             }
             (at, before) = (next, step);
