@@ -296,11 +296,21 @@ pub(crate) fn read<T>(
         if !REPORTED.load(Relaxed) {
             let name = text(name.to_bytes());
             let cut = &value[..value.len().min(100)];
-            let value = core::str::from_utf8(cut).unwrap_or("(not UTF-8)");
+            let value = OneLine(core::str::from_utf8(cut).unwrap_or("(not UTF-8)"));
             os::log_stderr(format_args!("{name}={value}: expected {wanted}; using the default, {shown}"));
         }
         default
     })
+}
+
+/// A value that stays within its line, and moves no cursor, whatever is in it.
+struct OneLine<'a>(&'a str);
+
+impl Display for OneLine<'_> {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let shown = |letter: char| if letter.is_control() { '?' } else { letter };
+        self.0.chars().try_for_each(|letter| fmt::Write::write_char(out, shown(letter)))
+    }
 }
 
 fn text(bytes: &[u8]) -> &str {
