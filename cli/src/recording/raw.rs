@@ -12,6 +12,11 @@ use super::symbols::Maps;
 /// Bytes of a record.
 const RECORD_BYTES: usize = 8 * RECORD;
 
+/// Letters of a name that are kept: those that the tracer writes at most. A trace has a place for lines of 64 KiB only.
+const NAME_LETTERS: usize = 2048;
+/// The same of a stack's frames.
+const FRAMES: usize = 64;
+
 /// All of one process.
 #[derive(Debug, Default)]
 pub struct Recording {
@@ -84,7 +89,8 @@ impl Recording {
                     continue;
                 }
                 STACK => {
-                    let frames = numbers(&mut reader, second)?;
+                    let mut frames = numbers(&mut reader, second)?;
+                    frames.truncate(FRAMES);
                     current.stacks.insert(site, frames);
                     continue;
                 }
@@ -93,7 +99,7 @@ impl Recording {
                     let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
                     if second > 0 {
                         let name = &bytes[..bytes.len().min(second as usize)];
-                        current.names.insert(site, String::from_utf8_lossy(name).into_owned());
+                        current.names.insert(site, tidy(name));
                     }
                     for index in unnamed.remove(&tag).unwrap_or_default() {
                         current.events[index].outer = site;
@@ -125,6 +131,12 @@ impl Recording {
         }
         Ok(longest)
     }
+}
+
+/// A name that can stand in a line: files may be called anything, and a damaged recording says anything.
+fn tidy(name: &[u8]) -> String {
+    let letters = String::from_utf8_lossy(name);
+    letters.chars().map(|letter| if letter.is_control() { ':' } else { letter }).take(NAME_LETTERS).collect()
 }
 
 fn keep_longer(longest: &mut Option<Recording>, other: Recording) {
