@@ -320,6 +320,7 @@ impl<I: ExactSizeIterator<Item = u64>> Reader<I> {
         detected: bool,
     ) -> Result<(StepProfile, Vec<u64>), RefusedFile> {
         let period = Some(self.number()?).filter(|&period| period > 0);
+        check(period.is_none_or(|period| period <= u64::from(u32::MAX)), "a period out of range")?;
         let (class, allocations) = (self.class()?, self.u32()?);
         let begin = class.map(|class| Begin { class, allocations });
         check(begin.is_some() == detected, "a beginning without a period")?;
