@@ -115,6 +115,8 @@ pub use backend::{Jemalloc, JemallocTuning};
 pub use backend::{Mimalloc, MimallocOption};
 pub use engine::{boundary, disable, initialise, phase, release, statistics};
 pub use lookup::misses::{Miss, Reason};
+#[doc(hidden)]
+pub use profile::plan_file::rewrite_plans;
 pub use profile::plan_file::{PLAN_MAGIC, PlanFileError, StoredPlans, plan_class, read_plans};
 pub use record::tracer;
 #[doc(hidden)]

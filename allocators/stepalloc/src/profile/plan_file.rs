@@ -239,6 +239,18 @@ pub fn read_plans(path: &Path) -> Result<StoredPlans, PlanFileError> {
     })
 }
 
+/// What is written of a file that was read and of whose plans tables were made; `None` where it is refused, or has no block.
+/// For tests of this.
+#[doc(hidden)]
+pub fn rewrite_plans(bytes: &[u8]) -> Option<Vec<u8>> {
+    let plans = Plans::from_bytes(bytes).ok()?;
+    let min_bytes = plans.min_bytes;
+    let proposal = plans.into_proposal()?;
+    let tables = proposal.tables();
+    assert_eq!(tables.len(), proposal.profiles.len(), "a table for each variant");
+    Some(proposal.to_cache(min_bytes)?.to_bytes())
+}
+
 /// The size and alignment under which plans know a request of so many bytes.
 pub fn plan_class(bytes: u64, align: u64) -> (u64, u64) {
     let class = Class::of(usize::try_from(bytes).unwrap_or(usize::MAX), align as usize);
