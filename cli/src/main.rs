@@ -8,11 +8,11 @@
 //! | exit status | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | `demo`: a configuration failed |
+//! | 1 | `demo`: a configuration failed; `leaks`: something grows |
 //! | 2 | arguments or files are wrong, and nothing was run; or figures could not be written afterwards |
-//! | 3 | `plan --capacity`: no plan within it was found |
+//! | 3 | `plan --capacity`: no plan within it was found; `leaks`: the program failed |
 //! | 70 | a plan did not pass the verifier: our fault |
-//! | 126, 127 | `run`, `compare`: the program cannot be executed, or was not found |
+//! | 126, 127 | `run`, `compare`, `leaks`: the program cannot be executed, or was not found |
 //! | 128 + signal | ended by a signal |
 //!
 //! Otherwise `run` and `compare` end as the program does.
@@ -21,6 +21,7 @@
 mod compare;
 mod counting;
 mod demo;
+mod leaks;
 mod model;
 mod os;
 mod output;
@@ -69,6 +70,8 @@ enum Command {
     Run(run::Arguments),
     /// Run a program under several allocators, in turns, and tell what differs by more than chance
     Compare(compare::Arguments),
+    /// Run a program and tell whether its memory grows from round to round
+    Leaks(leaks::Arguments),
     /// Plan buffers or a recorded trace, and say how close to the minimum the plan is
     Plan(plan::Arguments),
     /// Show a trace, buffers or plans as a page for the browser
@@ -99,6 +102,11 @@ fn main() -> ExitCode {
         },
         Command::Compare(arguments) => match compare::compare(arguments) {
             Ok(ended) => ended.end_alike(),
+            Err(error) => told(&error, error.exit_code()),
+        },
+        Command::Leaks(arguments) => match leaks::leaks(arguments) {
+            Ok(leaks::Outcome::Judged { grows }) => ExitCode::from(u8::from(grows)),
+            Ok(leaks::Outcome::Failed(ended)) => ended.end_alike(),
             Err(error) => told(&error, error.exit_code()),
         },
         Command::Plan(arguments) => {

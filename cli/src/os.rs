@@ -56,6 +56,15 @@ extern "C" fn pass_on_if_sent(signal: c_int, info: *mut libc::siginfo_t, _: *mut
     }
 }
 
+/// Has the child end: it is asked to (SIGTERM), or has no choice (SIGKILL).
+pub fn end_child(at_once: bool) {
+    let child = CHILD.load(SeqCst);
+    if child > 0 {
+        // SAFETY: a plain system call; the child is not reaped while CHILD names it.
+        unsafe { libc::kill(child, if at_once { libc::SIGKILL } else { libc::SIGTERM }) };
+    }
+}
+
 /// A handler, with or without SA_SIGINFO.
 enum Handler {
     Plain(extern "C" fn(c_int)),

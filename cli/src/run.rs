@@ -176,12 +176,7 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
     let mut command = Command::new(program);
     command.args(rest).env("LD_PRELOAD", library.before(std::env::var_os("LD_PRELOAD")));
     command.env("STEPALLOC_JSON", &figures).env("STEPALLOC_ATTACHED", &attached);
-    if let Some(backend) = arguments.backend {
-        command.env("STEPALLOC_BACKEND", backend.name());
-    } else if std::env::var_os("STEPALLOC_BACKEND").is_some() && known_backend().is_none() {
-        // This process's own allocator has complained already.
-        command.env("STEPALLOC_BACKEND", Backend::Glibc.name());
-    }
+    choose_backend(&mut command, arguments.backend);
     if let Some(plan) = &arguments.plan {
         // The program may change its directory before it writes.
         let plan =
@@ -208,11 +203,7 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
     let lines = fs::read_to_string(&figures).unwrap_or_default();
     let mut processes = read(&lines, pid);
     hand_on(&lines);
-    if !was_loaded(&attached, pid) {
-        os::say(&format!(
-            "libstepalloc.so was not loaded into {name} (statically linked, setuid, or not for this architecture); it ran without stepalloc"
-        ));
-    }
+    warn_unless_loaded(&attached, pid, &name);
     watched.end_metrics(&name, &processes, pid, &ended);
     if trace.is_some() || report.is_some() {
         let words: Vec<String> =
@@ -235,6 +226,25 @@ pub fn run(arguments: Arguments) -> Result<Ended, RunError> {
         summary(&processes).iter().for_each(|line| os::say(line));
     }
     Ok(ended)
+}
+
+/// Gives the program the backend that was asked for; else the environment's, if there is one of that name.
+pub fn choose_backend(command: &mut Command, backend: Option<Backend>) {
+    if let Some(backend) = backend {
+        command.env("STEPALLOC_BACKEND", backend.name());
+    } else if std::env::var_os("STEPALLOC_BACKEND").is_some() && known_backend().is_none() {
+        // This process's own allocator has complained already.
+        command.env("STEPALLOC_BACKEND", Backend::Glibc.name());
+    }
+}
+
+/// Says so where the library was not in the program.
+pub fn warn_unless_loaded(attached: &Path, pid: u32, name: &str) {
+    if !was_loaded(attached, pid) {
+        os::say(&format!(
+            "libstepalloc.so was not loaded into {name} (statically linked, setuid, or not for this architecture); it ran without stepalloc"
+        ));
+    }
 }
 
 /// Writes the trace, if there is one.

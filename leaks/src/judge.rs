@@ -327,6 +327,7 @@ mod tests {
 
     #[test]
     fn slow_leaks_are_found_in_many_rounds() {
+        is_found(&series(170, |round| 1.0 + 0.001 * round));
         is_found(&series(1000, |round| 1.0 + 0.0002 * round));
         let mut noise = noise(3);
         is_found(&series(20_000, |round| 1.0 + 0.00001 * round + 0.02 * noise()));

@@ -102,3 +102,15 @@ pub fn restricted() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| compile("restricted.c", "restricted", &[]))
 }
+
+/// `leaks.c`.
+pub fn leaks() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| compile("leaks.c", "leaks", &["-pthread", "-ldl"]))
+}
+
+/// `leaks.c` as the module that it loads.
+pub fn leaks_module() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| compile("leaks.c", "libleaks.so", &["-shared", "-fPIC", "-DMODULE"]))
+}

@@ -8,6 +8,7 @@
 //! | `restricted` | and where the system refuses more than usual? |
 //! | `operations` | does every byte stay, and is memory that the system refuses no more than that? |
 //! | `run`, `plan`, `demo` | does the command keep its contract? |
+//! | `leaks` | is memory that grows found, and does nothing of ours grow? |
 //! | `model` | are models computed as ONNX's own tests say, in the memory that was planned? |
 //! | `quantize` | are models with weights of 8 bits valid, smaller, and near to what they were? |
 //! | `openvino` | and the same in OpenVINO's format? |
@@ -29,6 +30,7 @@ mod compiled;
 mod contract;
 mod demo;
 mod exports;
+mod leaks;
 mod life;
 mod model;
 mod model_memory;

@@ -40,8 +40,8 @@ what it takes of --max-mem by its plan. It is then run within --max-mem.
 --sessions: the model is opened for each, and each runs once; session_bytes is what all but the first added to VmRSS.
 --also: also_bytes is what these runs added to VmHWM, also_alive_bytes the most that is alive in any of them.
 --report: time is the nodes that run; a block is a tensor with those in its place, or scratch memory. The page needs no network.
---reload: reload_bytes has VmRSS after each turn; the exit status is 1 if it grew: blocks of 5 turns, after 30, 10 % above the
-first such block.
+--reload: reload_bytes has VmRSS after each turn; the exit status is 1 if it grew, as `stepalloc leaks` judges (30 turns are needed,
+and the first third does not count).
 
 Examples:
   stepalloc model infer net.onnx --shape x=1x3x224x224 --runs 20
