@@ -26,9 +26,11 @@
 //!    where it adds up to [`Options::share_in_all`] of the level over the judged rounds, and from [`Options::least`] units on in all.
 //! 3. *Chance*: Mann–Kendall's statistic (Mann 1945, Kendall 1975, with its correction for ties) must exceed [`Options::z`]
 //!    standard deviations.
-//! 4. *Persistence*: the judged rounds are cut into five parts. From the middle part on, each part's median must be above the one
-//!    before it by at least two fifths of the average increase. So a new level that is reached once does not grow, nor does what
-//!    approaches a limit, nor a sawtooth.
+//! 4. *Persistence*: the judged rounds are cut into five parts. Either each part's median, from the middle part on, is above the one
+//!    before it by at least two fifths of the average increase; or there is a trend within the parts (Mann–Kendall's statistic
+//!    summed over them, as Hirsch et al. 1982 do over seasons), until the end, of which 45 % are kept from the first part to the
+//!    last. So a new level that is reached once does not grow, nor does what approaches a limit, nor a sawtooth; and a leak is
+//!    found though the memory of something else falls beside it.
 //!
 //! Mann–Kendall's test takes the points for independent, which resident memory is not; by itself it would find a trend in any
 //! slow wave. Size and persistence are what such series fail by.

@@ -117,11 +117,11 @@ static void clean(int round) {
     together(work);
 }
 
-/* Of the bytes of a round one in a hundred stays: half of them in small blocks, half in a large one. */
+/* A hundredth of what a round's large blocks have together stays: half of it in small blocks, half in a large one. */
 static void leak(int round) {
     clean(round);
     size_t bytes = 0;
-    for (int i = 0; i < LARGE / 2; i++) bytes += 40000 + 9000 * (size_t)i;
+    for (int i = 0; i < LARGE; i++) bytes += 40000 + 9000 * (size_t)i;
     bytes = bytes * (size_t)threads / 100;
     block(bytes / 2);
     for (size_t left = bytes / 2; left >= 500; left -= 500) block(500);

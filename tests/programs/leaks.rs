@@ -94,8 +94,8 @@ fn is_found(options: &[&str]) {
     let rounds = by_setting(100, 400);
     let (ended, figures) = judged(options, rounds, 8, "leak", GROWS);
     assert!(ended.err().contains("stepalloc: VmRSS grows by +"), "{}", ended.err());
-    // 8 threads with fifteen blocks of 40,000 + 9,000 i bytes each, a hundredth of them.
-    let planted = 8.0 * (0..15).map(|i| 40_000.0 + 9_000.0 * f64::from(i)).sum::<f64>() / 100.0;
+    // 8 threads with thirty blocks of 40,000 + 9,000 i bytes each, a hundredth of them.
+    let planted = 8.0 * (0..30).map(|i| 40_000.0 + 9_000.0 * f64::from(i)).sum::<f64>() / 100.0;
     // A part of it lies in memory that was kept free anyway.
     let verdict = of(&figures, "VmRSS");
     let per_round = verdict["per_round"].as_f64().expect("a number");

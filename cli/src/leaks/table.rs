@@ -100,7 +100,7 @@ fn growth(quantity: Quantity, verdict: &Verdict) -> String {
 fn word(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict { grows: true, .. } => "grows",
-        Verdict { is_large: true, is_persistent: false, .. } => "rose, and stopped",
+        Verdict { is_large: true, is_persistent: false, .. } => "rose in jumps",
         _ => "steady",
     }
 }
