@@ -102,7 +102,7 @@ MUTANTS = [
      "@ & !(SIZE_STEP - 1)", "bytes.wrapping_add(SIZE_STEP - 1)", "bytes"),
     ("blocks that the plan leaves to the backend get slots of others", CORE + "lookup/table.rs",
      "if nth < count && @ {", "slot(nth).is_none()", "false"),
-    ("a busy slot ends the search for another", CORE + "lookup/table.rs",
+    ("s:a busy slot ends the search for another", CORE + "lookup/table.rs",
      "Err(Refused::Busy) => @", "{}", "{ break; }"),
     # The large heap: extents.
     ("s:a run that was joined with the one before it is free a second time", CORE + "heap/extents.rs",
@@ -238,8 +238,8 @@ MUTANTS = [
      "self.allocations.load(Relaxed)"),
     ("a plan serves before the arena is watched", CORE + "switches.rs",
      ".fetch_update(@, Relaxed, |mode| Some(mode & !(SERVING", "Release", "Relaxed"),
-    ("frees pass unrecorded where a block starts", CORE + "switches.rs", "base.wrapping_neg().@",
-     "wrapping_add(1)", "wrapping_add(4096)"),
+    ("frees pass unrecorded where a block starts", CORE + "switches.rs", "@",
+     "base.wrapping_neg().wrapping_add(1)", "base.wrapping_neg().wrapping_add(4096)"),
     # The preloaded library.
     ("a product that overflows is a small block", PRELOAD + "malloc.rs",
      "unsafe extern \"C\" fn allocate_zeroed(count: usize, size: usize) -> *mut c_void {\n    let Some(bytes) = @ else", "count.checked_mul(size)",

@@ -233,9 +233,6 @@ fn allocate_extent(size: usize, align: usize, zeroed: bool) -> Option<*mut u8> {
     }
     let relieve = if zeroed { engine::relieve_of_zeros } else { engine::relieve };
     let block = HEAP.allocate(size, align, zeroed, relieve)?;
-    if HEAP.wants_watch() {
-        engine::watch_heap();
-    }
     if HEAP.wants_trim() {
         engine::trim_backend();
     }
@@ -330,7 +327,11 @@ pub unsafe fn release_at(offset: usize) -> bool {
 /// [`release_at`] for the large heap.
 #[inline(never)]
 fn release_extent(offset: usize) -> bool {
-    HEAP.release_at(offset)
+    let released = HEAP.release_at(offset);
+    if HEAP.wants_watch() {
+        engine::watch_heap();
+    }
+    released
 }
 
 /// Changes a block's size, moving it where needed; on null the old block is as it was.
@@ -370,9 +371,6 @@ pub unsafe fn reallocate<B: Backend>(
                 unsafe { B::reallocate(block, old_size, align, new_size) }
             };
             if !new.is_null() {
-                if extent && HEAP.wants_watch() {
-                    engine::watch_heap();
-                }
                 record(mode, new, new_size, align, Some((block, old_size)));
                 return new;
             }
@@ -409,6 +407,9 @@ unsafe fn free_moved<B: Backend>(mode: u32, block: *mut u8, size: usize, align: 
         Released::Foreign if HEAP.contains(block as usize) => {
             if !HEAP.release(block as usize) {
                 invalid_free(block);
+            }
+            if HEAP.wants_watch() {
+                engine::watch_heap();
             }
         }
         // SAFETY: the caller's promise; the block is not the arena's nor the heap's, so it is the backend's.

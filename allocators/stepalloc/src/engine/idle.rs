@@ -132,7 +132,7 @@ pub(super) fn watch(settings: &Settings) {
     let _ = os::start_thread(look, usize::try_from(seconds).unwrap_or(usize::MAX), os::STACK_BYTES);
 }
 
-/// Starts the thread that looks, because the large heap has become large. Called within an allocation.
+/// Starts the thread that looks, because the large heap has much that is free. Called within a free.
 #[cold]
 pub(crate) fn watch_heap() {
     let started = enter(Some(1), |engine| watch(&engine.settings()));

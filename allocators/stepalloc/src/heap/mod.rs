@@ -50,7 +50,7 @@ const REMAP_LEAST: usize = 128 << 10;
 const TAIL_LEAST: usize = LEAST_BYTES;
 /// Times that a free asks for the lock before it is left to its holder.
 const FREE_ATTEMPTS: u32 = 8;
-/// With more bytes than these resident, somebody is to look whether they are used at all.
+/// With more bytes than these free, and resident, somebody is to look whether they are used at all.
 const WATCHED_BYTES: usize = 64 << 20;
 
 /// The backend is asked for what it keeps free once these bytes are resident, and again each time that as many more are, and an eighth more.
@@ -99,6 +99,8 @@ pub(crate) struct Heap {
     pressures: AtomicU32,
     /// Pages that may be resident, as of the last block.
     resident: AtomicU64,
+    /// Those of them that are free, as of the last free.
+    free: AtomicU64,
     /// From how many on the backend is to give back what it keeps free.
     trims_from: AtomicU64,
 }
@@ -146,6 +148,7 @@ impl Heap {
             watched: AtomicBool::new(false),
             pressures: AtomicU32::new(0),
             resident: AtomicU64::new(0),
+            free: AtomicU64::new(0),
             trims_from: AtomicU64::new((TRIM_LEAST / PAGE) as u64),
         }
     }
@@ -559,10 +562,12 @@ impl Heap {
         self.pressures.fetch_add(1, Relaxed);
     }
 
-    /// Whether so much is resident that somebody should look after it, and nobody does. The next call says no.
+    /// Whether so much is free that somebody should look after it, and nobody does. The next call says no.
+    ///
+    /// What is alive needs nobody: a program that frees nothing stays as many threads as it has of its own.
     #[inline]
     pub(crate) fn wants_watch(&self) -> bool {
-        self.resident.load(Relaxed) as usize * PAGE >= WATCHED_BYTES
+        self.free.load(Relaxed) as usize * PAGE >= WATCHED_BYTES
             && !self.watched.load(Relaxed)
             && !self.watched.swap(true, Relaxed)
     }

@@ -240,6 +240,7 @@ impl Table {
         self.retention.alive -= u64::from(block.pages);
         self.counters.blocks += 1;
         self.insert(heap, block);
+        heap.free.store(self.retention.free(), Relaxed);
     }
 
     #[inline]
