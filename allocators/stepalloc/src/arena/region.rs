@@ -178,12 +178,12 @@ mod tests {
     fn what_was_dropped_leaves_nothing_behind() {
         let mapped = || std::fs::read_to_string("/proc/self/maps").expect("the kernel tells").lines().count();
         let (mut most, before) = (0, mapped());
-        for _ in 0..200 {
+        for _ in 0..2000 {
             let region = Region::new(100_000).expect("there are addresses");
             assert!(region.commit(100_000, false));
             most = most.max(mapped());
         }
         // Other tests map as well.
-        assert!(most < before + 100, "{before} mappings before, {most} at most");
+        assert!(most < before + 1000, "{before} mappings before, {most} at most");
     }
 }
