@@ -10,7 +10,7 @@ const MOST_POINTS: usize = 512;
 /// Parts in which growth must go on. Fewer take a jump for growth, more need more rounds.
 const PARTS: usize = 5;
 /// A part must rise by this share of the average rise. Even growth gives 1, growth that halves from part to part 0.27 in the
-/// last one, growth by the square root of the rounds 0.7; noise of 2 % takes 0.5 from 1 % a round in 45 rounds, once in a thousand.
+/// last one, growth by the square root of the rounds 0.7.
 const PERSISTENT: f64 = 0.4;
 /// What rises within parts must keep this share of it from the first part to the last. Sawtooths of two teeth keep 0.37, leaks beside
 /// which a plan of 10 MiB was left kept 0.57.
