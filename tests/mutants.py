@@ -15,6 +15,7 @@ What it writes to target/mutants/results.csv it takes up again when it is run a 
 
 import argparse
 import csv
+import hashlib
 import os
 import re
 import shutil
@@ -346,6 +347,12 @@ def copy_sources():
     library.write_text(library.read_text() + SWITCH)
 
 
+def digest():
+    """What the mutated sources are known by."""
+    paths = sorted(path for folder in ("allocators", "planner", "tests") for path in (SOURCES / folder).rglob("*") if path.is_file())
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
+
+
 def build():
     """The test programs, by the names of CHECKS."""
     copy_sources()
@@ -409,7 +416,7 @@ def main():
     if options.list:
         return
     os.environ.setdefault("SUITE_SETTING", "quick")
-    os.environ.pop("SUITE_COUNTS", None)
+    counts = os.environ.pop("SUITE_COUNTS", None)
     programs = build()
     limits = {}
     for name, program, filters in CHECKS:
@@ -419,10 +426,12 @@ def main():
             sys.exit(f"{name}: fails without any mutant: {why}")
         limits[name] = 60 + 3 * (time.monotonic() - begun)
         print(f"{name}: {time.monotonic() - begun:.0f} s without a mutant", flush=True)
+    # Of other sources they say nothing.
+    sources = digest()
     results = {}
     if RESULTS.exists() and not options.anew:
         results = {int(row["mutant"]): row for row in csv.DictReader(RESULTS.open())
-                   if int(row["mutant"]) <= len(MUTANTS) and row["title"] == MUTANTS[int(row["mutant"]) - 1][0].removeprefix("s:")}
+                   if row.get("sources") == sources and int(row["mutant"]) <= len(MUTANTS) and row["title"] == MUTANTS[int(row["mutant"]) - 1][0].removeprefix("s:")}
     wanted = [int(number) for number in options.only.split(",")] if options.only else range(1, len(MUTANTS) + 1)
     for number in wanted:
         title, file = MUTANTS[number - 1][0].removeprefix("s:"), MUTANTS[number - 1][1]
@@ -434,18 +443,20 @@ def main():
             if not passes:
                 caught = name
                 break
-        results[number] = {"mutant": number, "file": file, "title": title, "caught": caught, "by": by,
+        results[number] = {"mutant": number, "file": file, "title": title, "caught": caught, "by": by, "sources": sources,
                            "seconds": f"{time.monotonic() - begun:.0f}"}
         print(f"{number:3} {'caught by ' + caught + ': ' + by if caught else 'SURVIVES'} ({results[number]['seconds']} s): {title}", flush=True)
         with RESULTS.open("w", newline="") as out:
-            writer = csv.DictWriter(out, fieldnames=["mutant", "file", "title", "caught", "by", "seconds"])
+            writer = csv.DictWriter(out, fieldnames=["mutant", "file", "title", "caught", "by", "seconds", "sources"])
             writer.writeheader()
             writer.writerows(results[number] for number in sorted(results))
     caught = sum(1 for row in results.values() if row["caught"])
     survivors = [row for row in results.values() if not row["caught"]]
     for row in survivors:
         print(f"survivor {row['mutant']}: {row['file']}: {row['title']}")
-    counts = os.environ.get("SUITE_COUNTS_FILE")
+    if counts:
+        with open(counts, "a") as file:
+            file.write(f"mutants,mutants,{len(results)}\nmutants,caught,{caught}\n")
     print(f"{len(results)} of {len(MUTANTS)} mutants run, {caught} caught ({100 * caught / max(1, len(results)):.1f} %)")
     if len(results) < len(MUTANTS) and not options.only:
         sys.exit(1)

@@ -3,51 +3,15 @@
 //!
 //! Peaks are those of this binary's allocator, for each thread alone; grown blocks count twice while they are copied.
 
+#[path = "../../tests/targets/src/memory.rs"]
+mod memory;
 mod wire;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use stepalloc_runtime::{Error, Model, Session, Tensor};
 use wire::{Message, attribute, graph, model, model_of, model_with, node, open_value, opset, tensor, value};
 
-thread_local! {
-    static LIVE: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-fn count(bytes: isize) {
-    // A thread that ends has no counters any more.
-    let _ = LIVE.try_with(|live| {
-        live.set(live.get() + bytes);
-        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(live.get())));
-    });
-}
-
-// SAFETY: everything is passed on to the system's allocator. Growing is left to the trait: a new block, a copy, a free.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller keeps the contract, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: as above.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: as above.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: memory::Counting = memory::Counting;
 
 /// What is allowed beside ten times the file.
 const BASE: usize = 16 << 20;
@@ -61,12 +25,7 @@ fn read(file: Vec<u8>, base: usize) -> Result<Model, Error> {
 
 /// Reads a file of so many bytes, and asserts what it took at most.
 fn within(bytes: usize, base: usize, read: impl FnOnce() -> Result<Model, Error>) -> Result<Model, Error> {
-    let before = LIVE.get();
-    PEAK.set(before);
-    let read = read();
-    let took = (PEAK.get() - before) as usize;
-    assert!(took <= 10 * bytes + base, "{bytes} bytes took {took}: {:?}", read.as_ref().err());
-    read
+    memory::within(bytes, 10, base, read)
 }
 
 /// Reads it, and plans it if it is a model.
