@@ -21,18 +21,20 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CARGO = ["cargo", "test", "--release", "--quiet"]
-PROGRAMS = CARGO + ["-p", "stepalloc-tests", "--test", "programs", "--"]
+# All of the workspace, as the tests of the README are built, so that nothing is built a second time with fewer features.
+CARGO = ["cargo", "test", "--release", "--workspace", "--quiet"]
+UNIT = ["cargo", "test", "--release", "--quiet", "-p", "stepalloc", "--lib"]
+PROGRAMS = CARGO + ["--test", "programs", "--"]
 
 # Name, the command, and whether the quick setting has it.
 PARTS = [
-    ("models", "loom's schedules of the concurrent structures", CARGO + ["-p", "stepalloc", "--lib", "models"], True),
-    ("in process", "operations against a shadow heap, in one process", CARGO + ["-p", "stepalloc-tests", "--test", "heap"], True),
+    ("models", "loom's schedules of the concurrent structures", UNIT + ["models"], True),
+    ("in process", "operations against a shadow heap, in one process", CARGO + ["--test", "heap"], True),
     ("operations", "the same through the preloaded library; refused system calls", PROGRAMS + ["operations::"], True),
     ("contract", "what glibc's malloc promises, in every phase", PROGRAMS + ["contract::", "exports::", "process::", "unchanged::"], True),
     ("process life", "forks, threads, handlers, libraries, limits", PROGRAMS + ["life::", "restricted::"], True),
     ("leaks", "memory that grows from round to round", PROGRAMS + ["leaks::"], True),
-    ("fuzz", "damaged files and arbitrary steps", CARGO + ["-p", "stepalloc-targets"], True),
+    ("fuzz", "damaged files and arbitrary steps", CARGO + ["--test", "bounded"], True),
     ("unmodified", "programs from Debian and PyPI", ["python3", "tests/unmodified.py"], True),
     ("sanitizers", "address and thread sanitizer, valgrind", ["tests/sanitizers.sh"], False),
     ("miri", "planner, tables and readers, access by access", ["tests/miri.sh"], False),
@@ -88,10 +90,8 @@ def main():
     logs.mkdir(parents=True, exist_ok=True)
     print("building", flush=True)
     with (logs / "build.log").open("w") as log:
-        packages = ["stepalloc", "stepalloc-tests", "stepalloc-targets", "stepalloc-cli", "stepalloc-preload", "stepalloc-marks"]
-        build = ["cargo", "test", "--release", "--no-run"] + [word for name in packages for word in ("-p", name)]
-        again = ["cargo", "build", "--release", "-p", "stepalloc-cli", "-p", "stepalloc-preload", "-p", "stepalloc-marks"]
-        if run_part(build, environment, log) or run_part(again, environment, log):
+        builds = [CARGO + ["--no-run"], UNIT + ["--no-run"], ["cargo", "build", "--release"]]
+        if any(run_part(build, environment, log) for build in builds):
             sys.exit(tail(logs / "build.log") + "\nsuite.py: the tests do not compile")
     rows, failed = [], False
     begun_all = time.monotonic()
