@@ -114,3 +114,16 @@ pub fn leaks_module() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| compile("leaks.c", "libleaks.so", &["-shared", "-fPIC", "-DMODULE"]))
 }
+
+/// `deep.c`, which finds its library beside itself by its RUNPATH only.
+pub fn deep() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let flags = ["-ldl", "-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN"];
+    PROGRAM.get_or_init(|| compile("deep.c", "deep", &flags))
+}
+
+/// `deep.c` as the library that it loads.
+pub fn deep_module() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| compile("deep.c", "libdeep.so", &["-shared", "-fPIC", "-DMODULE"]))
+}

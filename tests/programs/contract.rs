@@ -129,6 +129,27 @@ fn children_that_share_the_memory_take_nothing_from_their_parent() {
     }
 }
 
+/// Such a library looks names up in what it needs before it looks in the program, and would find the C library's `free`.
+#[test]
+fn libraries_bound_deeply_free_our_blocks_and_we_theirs() {
+    let name = compiled::deep_module().file_name().expect("a file");
+    process::finish(process::command(compiled::deep()).arg(name)).with_status(0);
+    for backend in BACKENDS {
+        for planned in [false, true] {
+            let figures = tempfile::NamedTempFile::new().expect("a file");
+            let mut command = process::preloaded(compiled::deep(), backend);
+            command.arg(name).env("STEPALLOC_JSON", figures.path());
+            if planned {
+                command.env("START_STATISTIC_STEP", "2").env("STABLE_STATISTIC_STEP", "1");
+                command.env("STEPALLOC_MIN_BYTES", "1024");
+            }
+            process::finish(&mut command).with_status(0);
+            let told = std::fs::read_to_string(&figures).expect("figures");
+            assert!(!planned || told.contains("\"phase\": \"planned\""), "{backend}: {told}");
+        }
+    }
+}
+
 #[test]
 fn a_second_free_of_a_planned_block_ends_the_process_with_a_line() {
     ends_with_the_line("double_free");

@@ -7,10 +7,11 @@
 //! lock. It is done once, by whoever allocates first: at the process's start, or in our constructor under the dynamic
 //! linker's lock.
 
+use crate::segments;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 use statistic::os;
 
 /// The name by which programs ask for the C library.
@@ -115,8 +116,8 @@ const FUNCTION: u8 = 2;
 
 impl Image {
     fn of_libc() -> Option<Self> {
-        // SAFETY: the list is complete while nobody loads or unloads, which takes a lock that is ours in a constructor, and of which there
-        // is no need before the program has begun.
+        // SAFETY: the C library is among the images that the process has begun with, which come first in the list, and stay. Those are
+        // complete before anything runs.
         unsafe {
             let mut image = _r_debug.images;
             while let Some(map) = image.as_ref() {
@@ -167,6 +168,13 @@ impl Image {
 
     /// Where a function is that the image exports.
     fn function(&self, name: &CStr) -> Option<*mut c_void> {
+        let symbol = self.symbol(name)?;
+        // SAFETY: a symbol of the image's table.
+        Some(ptr::with_exposed_provenance_mut(self.base + unsafe { (*symbol).st_value } as usize))
+    }
+
+    /// The symbol of a function that the image exports.
+    fn symbol(&self, name: &CStr) -> Option<*const libc::Elf64_Sym> {
         let hash =
             name.to_bytes().iter().fold(5381u32, |hash, &byte| hash.wrapping_mul(33) + u32::from(byte));
         // SAFETY: the table has its length at its beginning: buckets, the first symbol in it, words of the filter behind these
@@ -177,14 +185,15 @@ impl Image {
             let chain = bucket.add(buckets as usize);
             let mut at = *bucket.add((hash % buckets) as usize);
             while at >= first {
-                let symbol = &*self.symbols.add(at as usize);
+                let place = self.symbols.add(at as usize);
+                let symbol = &*place;
                 let known = *chain.add((at - first) as usize);
                 let is_defined = symbol.st_info & 0xf == FUNCTION && symbol.st_shndx != 0;
                 if known | 1 == hash | 1
                     && is_defined
                     && CStr::from_ptr(self.names.add(symbol.st_name as usize)) == name
                 {
-                    return Some(ptr::with_exposed_provenance_mut(self.base + symbol.st_value as usize));
+                    return Some(place);
                 }
                 if known & 1 == 1 {
                     break;
@@ -194,6 +203,67 @@ impl Image {
         }
         None
     }
+
+    /// The access that the program header of an address in the image asks for (`PROT_...`).
+    fn protection(&self, address: usize) -> Option<c_int> {
+        let header: *const libc::Elf64_Ehdr = ptr::with_exposed_provenance(self.base);
+        // SAFETY: the C library's image begins with its ELF header, at its base; the program headers are mapped with it.
+        unsafe {
+            let header = &*header;
+            if header.e_ident[..4] != *b"\x7fELF" {
+                return None;
+            }
+            let headers = ptr::from_ref(header).byte_add(header.e_phoff as usize).cast::<libc::Elf64_Phdr>();
+            let offset = (address - self.base) as u64;
+            let segment =
+                (0..usize::from(header.e_phnum)).map(|index| &*headers.add(index)).find(|segment| {
+                    segment.p_type == libc::PT_LOAD
+                        && (segment.p_vaddr..segment.p_vaddr + segment.p_memsz).contains(&offset)
+                })?;
+            let bits = [
+                (libc::PF_R, libc::PROT_READ),
+                (libc::PF_W, libc::PROT_WRITE),
+                (libc::PF_X, libc::PROT_EXEC),
+            ];
+            Some(
+                bits.iter()
+                    .filter(|(flag, _)| segment.p_flags & flag != 0)
+                    .fold(0, |all, (_, access)| all | access),
+            )
+        }
+    }
+}
+
+/// Has whoever looks a function up in the C library from now on find another. `false` where the system refuses to let its table of symbols be
+/// written to.
+///
+/// # Safety
+/// `new` does what the C library's function does, for as long as the process lives. Nobody else is here.
+pub(crate) unsafe fn redirect(functions: &[(&CStr, *const c_void)]) -> bool {
+    let (Some(image), Some(page)) = (Image::of_libc(), segments::page()) else { return false };
+    functions.iter().all(|(name, new)| {
+        // Older ones do without some.
+        let Some(symbol) = image.symbol(name) else { return true };
+        let Some(protection) = image.protection(symbol.addr()) else { return false };
+        // A symbol is 24 bytes, of which the value's 8 lie in one page.
+        // SAFETY: a field of it.
+        let value = unsafe { &raw const (*symbol).st_value };
+        let start = ptr::with_exposed_provenance_mut::<c_void>(value.addr() & !(page - 1));
+        let allow = |access| {
+            // SAFETY: the C library's own page, of which more is allowed than before, or what was.
+            unsafe { libc::mprotect(start, page, access) == 0 }
+        };
+        if !allow(protection | libc::PROT_WRITE) {
+            return false;
+        }
+        // SAFETY: an aligned word, writable now. The dynamic linker reads it as a whole, and adds the base.
+        unsafe {
+            let value = AtomicU64::from_ptr(value.cast_mut());
+            value.store(new.addr().wrapping_sub(image.base) as u64, Relaxed);
+        }
+        allow(protection);
+        true
+    })
 }
 
 /// Functions of the C library's types, which go on to its own.

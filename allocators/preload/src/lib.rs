@@ -9,10 +9,12 @@
 //! pointers for size 0, checked products, alignment 16 at least, nothing unwinds.
 //!
 //! [`backends`] reaches the backends, [`internal`] allocates for this library's own code, [`glibc`] finds the C library's own functions, [`malloc`] has malloc and its family, [`operators`] C++'s,
+//! [`deep_binding`] has libraries find them that would look elsewhere,
 //! [`introspection`] the calls that ask about the heap, [`steps`] the functions that are ours, [`segments`] the library's
 //! own pages.
 
 mod backends;
+mod deep_binding;
 mod glibc;
 mod internal;
 mod introspection;

@@ -4,8 +4,8 @@
 //! for the rest stands in functions of its own, so that the first stays a few instructions long.
 
 #[cfg(target_arch = "x86_64")]
-use crate::backends::{CALLOC, REALLOC};
-use crate::backends::{FREE, MALLOC, PreloadBackend, functions};
+use crate::backends::{CALLOC, FREE, MALLOC, REALLOC};
+use crate::backends::{PreloadBackend, functions};
 use core::ffi::{c_int, c_void};
 use core::ptr;
 use statistic::route;

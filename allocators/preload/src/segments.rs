@@ -31,7 +31,7 @@ pub(crate) fn end_loading() {
 #[cfg(not(relocations_apart))]
 pub(crate) fn end_loading() {}
 
-fn page() -> Option<usize> {
+pub(crate) fn page() -> Option<usize> {
     // SAFETY: no conditions.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()
 }
