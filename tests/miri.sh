@@ -8,17 +8,18 @@ cargo +nightly miri --version >/dev/null 2>&1 || {
   echo "no Miri: rustup component add --toolchain nightly miri rust-src" >&2
   exit 1
 }
-# Random tests draw few cases here: each access costs a thousand times what it does otherwise.
+# Random tests draw few cases here, and one that draws by itself is left out: each access costs a thousand times what it does otherwise.
 export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" PROPTEST_CASES=4
 export CARGO_TARGET_DIR=target/miri
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 passed() { sed -n 's/^test result: .* \([0-9]*\) passed.*/\1/p' "$log" | paste -sd+ | bc; }
 echo "== planner"
-cargo +nightly miri test -p stepalloc-planner --lib -- csv problem timeline forest load bound gaps steps families 2>&1 | tee -a "$log" | grep -E '^test |error' || true
+cargo +nightly miri test -p stepalloc-planner --lib -- csv problem timeline forest load bound gaps steps families \
+  --skip families_are_disjoint_and_ascending 2>&1 | tee -a "$log" | grep --line-buffered -E '^test |error' || true
 echo "== allocator: tables and readers"
 cargo +nightly miri test -p stepalloc --lib -- heap::extents heap::pages heap::retention heap::table class:: counter misses lanes step_profile \
-  plan_file::tests checksum collector granules settings 2>&1 | tee -a "$log" | grep -E '^test |error' || true
+  plan_file::tests checksum collector granules settings 2>&1 | tee -a "$log" | grep --line-buffered -E '^test |error' || true
 grep -E '^test result|Undefined Behavior' "$log"
 if grep -qE 'FAILED|Undefined Behavior|^error' "$log"; then exit 1; fi
 if [ -n "${SUITE_COUNTS:-}" ]; then echo "miri,tests,$(passed)" >>"$SUITE_COUNTS"; fi
