@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The planner, the tables and the readers of files under Miri, which looks at every access: in bounds, initialised, aligned,
-# by a pointer that may. Needs a nightly toolchain with miri and rust-src. An hour or so, most of it for the tables of extents.
+# by a pointer that may. Needs a nightly toolchain with miri and rust-src. The planner's tests take a minute; tables of extents take long.
 # Not under it: what maps memory at chosen addresses, asks for limits or starts C code, which Miri cannot run.
 set -euo pipefail
 cd "$(dirname "$0")/.."

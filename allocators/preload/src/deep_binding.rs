@@ -128,7 +128,8 @@ fn redirect() {
         (c"mallinfo", introspection::mallinfo as *const c_void),
         (c"mallinfo2", introspection::mallinfo2 as *const c_void),
     ];
-    // SAFETY: ours do what the C library's do, and this library stays loaded: it has functions that run at exit.
+    // SAFETY: ours do what the C library's do. Whoever calls our dlopen has found it before the C library's, so that this library was loaded
+    // with the program, and stays. STATE keeps other threads out.
     unsafe { glibc::redirect(&functions) };
     STATE.store(DONE, Release);
 }

@@ -234,17 +234,17 @@ impl Image {
     }
 }
 
-/// Has whoever looks a function up in the C library from now on find another. `false` where the system refuses to let its table of symbols be
-/// written to.
+/// Has whoever looks a function up in the C library from now on find another; of those of them that the
+/// system lets be changed, as the table of symbols cannot be written to otherwise.
 ///
 /// # Safety
 /// `new` does what the C library's function does, for as long as the process lives. Nobody else is here.
-pub(crate) unsafe fn redirect(functions: &[(&CStr, *const c_void)]) -> bool {
-    let (Some(image), Some(page)) = (Image::of_libc(), segments::page()) else { return false };
-    functions.iter().all(|(name, new)| {
+pub(crate) unsafe fn redirect(functions: &[(&CStr, *const c_void)]) {
+    let (Some(image), Some(page)) = (Image::of_libc(), segments::page()) else { return };
+    for (name, new) in functions {
         // Older ones do without some.
-        let Some(symbol) = image.symbol(name) else { return true };
-        let Some(protection) = image.protection(symbol.addr()) else { return false };
+        let Some(symbol) = image.symbol(name) else { continue };
+        let Some(protection) = image.protection(symbol.addr()) else { return };
         // A symbol is 24 bytes, of which the value's 8 lie in one page.
         // SAFETY: a field of it.
         let value = unsafe { &raw const (*symbol).st_value };
@@ -254,7 +254,7 @@ pub(crate) unsafe fn redirect(functions: &[(&CStr, *const c_void)]) -> bool {
             unsafe { libc::mprotect(start, page, access) == 0 }
         };
         if !allow(protection | libc::PROT_WRITE) {
-            return false;
+            return;
         }
         // SAFETY: an aligned word, writable now. The dynamic linker reads it as a whole, and adds the base.
         unsafe {
@@ -262,8 +262,7 @@ pub(crate) unsafe fn redirect(functions: &[(&CStr, *const c_void)]) -> bool {
             value.store(new.addr().wrapping_sub(image.base) as u64, Relaxed);
         }
         allow(protection);
-        true
-    })
+    }
 }
 
 /// Functions of the C library's types, which go on to its own.

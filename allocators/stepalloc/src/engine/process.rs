@@ -140,19 +140,20 @@ fn write_figures() {
     let _ = text.write_str("\n");
     let Some(name) = settings::JSON.path() else { return };
     if let Err(error) = os::append(name, text.as_bytes()) {
-        log_unwritten(&settings::JSON, &error, "");
+        // The command has named a file of its own, which a process of another user cannot reach, or one that seccomp confines.
+        let is_out_of_reach =
+            matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ENOSYS));
+        if !(is_out_of_reach && settings::is_started_by_command()) {
+            log_unwritten(&settings::JSON, &error, "");
+        }
     }
 }
 
-/// Complains about a file that cannot be written. Not where the command named it, under which this process was started, and its directory has
-/// gone, for the process has outlived it, or is out of the reach of this process: of another user, or forbidden by seccomp.
+/// Complains about a file that cannot be written. Not where its directory has gone with the command that this process was started under, and has
+/// outlived.
 pub(crate) fn log_unwritten(setting: &settings::PathSetting, error: &io::Error, consequence: &str) {
-    let is_out_of_reach = matches!(
-        error.raw_os_error(),
-        Some(libc::ENOENT | libc::EACCES | libc::EPERM | libc::EROFS | libc::ENOSYS)
-    );
-    let unasked = is_out_of_reach && settings::is_started_by_command();
-    if let Some(path) = setting.path().filter(|_| !unasked) {
+    let outlived = error.kind() == io::ErrorKind::NotFound && settings::is_started_by_command();
+    if let Some(path) = setting.path().filter(|_| !outlived) {
         let (name, path) = (setting.name(), path.to_str().unwrap_or("(not UTF-8)"));
         os::log_stderr(format_args!("{name}={path}: cannot be written: {error}{consequence}"));
     }
