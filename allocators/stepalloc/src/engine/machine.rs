@@ -98,7 +98,7 @@ pub(crate) enum Action {
     RetireArena,
     /// Slots take over the large heap's free pages as they are first claimed, or no more.
     Fill(bool),
-    /// The large heap forgets its peak before the plan.
+    /// Each slot was claimed once: the large heap forgets its peak, where the plan has taken that over.
     Settle,
     /// Says whether a plan of detected steps is about to come, for which the large heap keeps no more pages meanwhile.
     AwaitPlan(bool),

@@ -415,7 +415,7 @@ impl Engine {
                     }
                 }
             }
-            Action::Settle => HEAP.settle(),
+            Action::Settle => HEAP.plan_has_filled(STATE.arena.bytes()),
             Action::AwaitPlan(awaits) => HEAP.await_plan(awaits),
             Action::Retain(retention) => {
                 if let Some(backend) = backend::attached().filter(|_| self.retention != retention) {

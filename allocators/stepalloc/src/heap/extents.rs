@@ -399,13 +399,15 @@ mod tests {
         assert_eq!(extents.take_aligned(4, 64, 0), None);
     }
 
+    /// Miri takes a thousand times as long.
+    const PAGES: usize = if cfg!(miri) { 400 } else { 4000 };
+
     proptest! {
         /// Against a bitmap of pages.
         #[test]
         fn the_table_is_the_set_of_free_pages(
-            operations in prop::collection::vec((any::<bool>(), 1u32..40, 0usize..4000), 1..3000),
+            operations in prop::collection::vec((any::<bool>(), 1u32..40, 0usize..4000), 1..PAGES * 3 / 4),
         ) {
-            const PAGES: usize = 4000;
             let mut extents = with(&[(0, PAGES as u32)]);
             let mut free = vec![true; PAGES];
             let mut taken: Vec<Extent> = Vec::new();
@@ -437,7 +439,7 @@ mod tests {
     #[test]
     fn thousands_of_runs_are_kept_and_joined_again() {
         let mut extents = empty();
-        let runs = 50_000;
+        let runs = if cfg!(miri) { 500 } else { 50_000 };
         (0..runs).for_each(|at| assert!(extents.insert(Extent::new(at * 2, 1))));
         check(&extents);
         assert_eq!(extents.descending().count(), runs as usize);

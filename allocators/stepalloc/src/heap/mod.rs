@@ -491,10 +491,11 @@ impl Heap {
         given as usize * PAGE
     }
 
-    /// Forgets what was alive at once before, and gives back what was kept for it.
-    pub(crate) fn settle(&self) {
+    /// The plan has filled the arena with so many bytes: forgets what was alive at once before, and gives back what was kept for it.
+    pub(crate) fn plan_has_filled(&self, bytes: usize) {
         if self.is_open()
-            && let Some(excess @ 1..) = self.with(|table| table.retention.forget())
+            && let Some(excess @ 1..) =
+                self.with(|table| table.retention.plan_has_filled((bytes / PAGE) as u64))
         {
             self.give_back(excess);
         }

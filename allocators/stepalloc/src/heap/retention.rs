@@ -183,7 +183,7 @@ impl Retention {
     /// arena presses.
     pub(super) fn arena_holds(&mut self, pages: u64) -> (u64, bool) {
         self.arena = pages;
-        let excess = self.resident.saturating_sub(self.allowed().min(self.total.max(self.alive) + LEAST));
+        let excess = self.resident.saturating_sub(self.allowed());
         (excess, excess > self.total / PRESSES + LEAST)
     }
 
@@ -240,11 +240,20 @@ impl Retention {
         self.resident - self.alive
     }
 
-    /// Forgets the peak. Returns the pages that are to go back for it.
-    pub(super) fn forget(&mut self) -> u64 {
+    /// The plan has filled the arena, which holds so many pages: forgets the peak, unless most of that is the heap's still, as beside the plan of a loop
+    /// within the step. Returns the pages that are to go back for it.
+    pub(super) fn plan_has_filled(&mut self, pages: u64) -> u64 {
+        self.arena = pages;
+        if 2 * pages >= self.peak {
+            self.forget();
+        }
+        self.resident.saturating_sub(self.allowed())
+    }
+
+    /// Forgets the peak.
+    fn forget(&mut self) {
         self.seconds = [0; SECONDS];
         (self.peak, self.newest) = (self.asked(), self.asked());
-        self.resident.saturating_sub(self.allowed())
     }
 
     /// Called about once a second, where anybody can: forgets what was alive longer ago. Returns the pages that are to go back for it.
@@ -402,6 +411,25 @@ mod tests {
         retention.resident += 8_000;
         assert_eq!(retention.arena_retires(500), 0);
         assert_eq!(retention.allocate(9_000, 300), 0);
+    }
+
+    #[test]
+    fn a_small_plan_leaves_the_heap_its_peak_and_its_slack() {
+        let mut retention = Retention::new();
+        retention.allocate(10_000, 10_000);
+        assert_eq!(retention.presses(), 0);
+        retention.slack = SLACK_MOST;
+        let most = retention.allowed();
+        freed(&mut retention, 9_000);
+        assert_eq!(retention.plan_has_filled(100), 0);
+        // Up to what 18 % of the peak leave.
+        assert_eq!(retention.allocate(9_300, most - 10_000 - 100), 0);
+        freed(&mut retention, 9_300);
+        for _ in 0..3 {
+            assert_eq!(retention.arena_holds(100), (0, false));
+        }
+        // One that holds most of it takes the peak's place.
+        assert!(retention.plan_has_filled(9_000) > 8_000);
     }
 
     #[test]

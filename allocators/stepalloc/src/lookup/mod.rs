@@ -527,6 +527,25 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_makes_another_variant_current_gets_the_slot_planned_for_it_there() {
+        let arena: &'static Arena = crate::arena::tests_arena(12, 4096 * 64);
+        let matcher = Matcher::empty();
+        let shorter = [ClassSlots { class: class(40_000), slots: vec![Some(0)] }];
+        let longer = [ClassSlots { class: class(40_000), slots: vec![Some(0), Some(10), Some(20)] }];
+        let classes = shorter.iter().chain(&longer);
+        let runs: Vec<_> = classes.flat_map(|class| class.runs(12)).flatten().collect();
+        let variants = [&shorter, &longer].map(|classes| Tables { classes, families: &[], begin: None });
+        // SAFETY: cut at the runs of both, in pages that `tests_arena` made usable.
+        assert!(unsafe { matcher.install(arena, &variants, &Cut::of(&runs, 64)) });
+        let page = || match matcher.claim(arena, class(40_000)) {
+            Match::Slot(block) => (block as usize - arena.base()) / 4096,
+            found => panic!("{found:?}"),
+        };
+        assert_eq!([page(), page(), page()], [0, 10, 20]);
+        assert_eq!(matcher.next_step().allocations, 3);
+    }
+
+    #[test]
     fn moved_starts_keep_their_alignment_and_their_size() {
         let arena: &'static Arena = crate::arena::tests_arena(12, 4096 * 1000);
         let matcher = Matcher::empty();
