@@ -566,9 +566,10 @@ impl<A: Atomics> Cells<A> {
         piece(u32::MAX, u32::MAX);
     }
 
-    /// Calls `found` with each longest run of cells that are free, and stay so until it returns: they are split for as long.
+    /// Calls `found` with each longest run of cells that are free, and stay so until it returns: they are split for as long. Then with what is
+    /// free of split cells between them, in pieces of at least `least` granules: nobody is given any of that without the lock.
     /// Under the arena's lock.
-    pub(crate) fn while_free(&self, granules: &Granules<A>, mut found: impl FnMut(Run)) {
+    pub(crate) fn while_free(&self, granules: &Granules<A>, least: u32, mut found: impl FnMut(Run)) {
         if self.closing.load(Relaxed) {
             return;
         }
@@ -592,6 +593,13 @@ impl<A: Atomics> Cells<A> {
             }
             for held in (first..cell).filter(|&held| self.run(held).length() != 0) {
                 self.word(held / CELLS_A_WORD).fetch_or(bit(held), Release);
+            }
+            if cell < cells && self.state(cell) == State::Split {
+                granules.free_pieces(self.run(cell), least, |from, to| {
+                    if to - from >= least {
+                        found(Run::between(from, to));
+                    }
+                });
             }
             first = cell + 1;
         }

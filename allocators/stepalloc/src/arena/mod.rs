@@ -45,6 +45,9 @@ const GAP_ATTEMPTS: u32 = 2;
 /// How often the exchange of plans asks for it.
 const EXCHANGE_ATTEMPTS: u32 = 100_000;
 
+/// Free bytes beside blocks that lie in gaps, or were an earlier plan's, which are worth giving back: each piece takes a system call.
+const LEAST_PIECE: usize = 64 << 10;
+
 /// Bytes of a cache line.
 const LINE: usize = 1 << GRANULE_MIN_SHIFT;
 /// Starts are moved by multiples of this, in bytes: of the two lines that are fetched together. With eight lines, steps of equal blocks take longer
@@ -232,14 +235,13 @@ impl<A: Atomics> Arena<A> {
                 let start = self.base() + ((run.start() as usize) << shift);
                 taken += take(start as *mut u8, (run.length() as usize) << shift);
             };
-            cells.while_free(&self.granules, &mut take);
+            let least = (LEAST_PIECE >> shift).max(1) as u32;
+            cells.while_free(&self.granules, least, &mut take);
             // What larger plans have left: no slots are there, and gaps are below.
             let committed = (self.committed() >> shift) as u32;
             if cells.limit() < committed {
                 let above = Run::between(cells.limit(), committed);
-                if self.granules.are_free(above) {
-                    take(above);
-                }
+                self.granules.free_pieces(above, least, |from, to| take(Run::between(from, to)));
             }
         });
         taken
@@ -507,6 +509,39 @@ mod tests {
         assert_eq!(arena.release(arena.base() - 64), Released::Foreign);
         assert_eq!(arena.release(arena.base() + arena.reserved()), Released::Foreign);
         assert_eq!(arena.occupied_bytes(), 0);
+    }
+
+    #[test]
+    fn what_is_free_beside_blocks_in_gaps_is_free_for_others() {
+        let arena = open(12, 4096 * 300);
+        let slots = tests_slots(arena, 300, &[Run::new(0, 100), Run::new(100, 200)]);
+        let whole = claim(arena, &slots[0]).expect("free");
+        // Both lie in the second slot's cell.
+        let gaps = [40, 20].map(|pages| arena.claim_gap(pages * 4096, 4096).expect("free") as usize);
+        assert_eq!(gaps.map(|gap| (gap - arena.base()) / 4096), [100, 140]);
+        let free = || {
+            let mut free = Vec::new();
+            arena.each_free(|start, bytes| {
+                free.push(((start as usize - arena.base()) / 4096, bytes / 4096));
+                bytes
+            });
+            free
+        };
+        assert_eq!(free(), [(160, 140)]);
+        assert_eq!(arena.release(gaps[0]), Released::Block);
+        assert_eq!(free(), [(100, 40), (160, 140)]);
+        assert_eq!(arena.release(gaps[1]), Released::Block);
+        assert_eq!(free(), [(100, 200)], "all of the cell");
+        assert_eq!(arena.release(whole as usize), Released::Block);
+        assert_eq!(free(), [(0, 300)]);
+        // Blocks of a plan before, in a cell of the next, and beyond its limit.
+        let old = [Run::new(0, 50), Run::new(200, 100)].map(|run| (run, tests_slots(arena, 300, &[run])));
+        let old = claim(arena, &old[1].1[0]).expect("free");
+        assert_eq!((old as usize - arena.base()) / 4096, 200);
+        tests_slots(arena, 250, &[Run::new(0, 250)]);
+        assert_eq!(free(), [(0, 200)]);
+        assert_eq!(arena.release(old as usize), Released::Block);
+        assert_eq!(free(), [(0, 250), (250, 50)]);
     }
 
     #[test]

@@ -354,7 +354,7 @@ fn what_stays_free_for_the_system_is_given_to_nobody_meanwhile() {
                 }
             }
         });
-        cells.while_free(&model.arena.granules, |run| {
+        cells.while_free(&model.arena.granules, 1, |run| {
             model.contents[run.start() as usize..run.end() as usize].iter().for_each(Content::own);
         });
         other.join().expect("no panic");
