@@ -232,6 +232,8 @@ MUTANTS = [
      "block.start + 1, @, Relaxed", "Release", "Relaxed"),
     ("deferred frees are taken without an acquire", CORE + "heap/deferred.rs",
      "self.newest.swap(0, @)", "Acquire", "Relaxed"),
+    ("what the arena gives replaces other free pages", CORE + "heap/moves.rs",
+     "let extent = @?;\n            table.retention.resident += u64::from(pages);", "table.place_untouched(self, pages)", "table.place_at_end(self, pages, 1)"),
     ("an event is seen before it is written", CORE + "record/recorder.rs", "| address, @)", "Release", "Relaxed"),
     ("an event is read without an acquire", CORE + "record/recorder.rs", "let place = place.load(@);", "Acquire", "Relaxed"),
     ("two events have one place", CORE + "record/recorder.rs", "let index = @;", "self.head.fetch_add(count, Relaxed)",

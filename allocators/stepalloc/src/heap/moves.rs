@@ -7,10 +7,12 @@ use super::{Heap, MOVE_LEAST, UNCOUNTED};
 use crate::os::{self, PAGE};
 use core::sync::atomic::Ordering::*;
 
-/// Moves after which mappings are made one again: each may leave two behind, of which a process has 65,530.
-const MOVES: u32 = 8192;
-/// Where there are more mappings even then, as live blocks keep theirs, nothing is moved any more.
-const MAPPINGS: usize = 16_384;
+/// Moves after which mappings are counted: each may leave two behind, of which a process has 65,530.
+const MOVES: u32 = 4096;
+/// From so many on, what is free is mapped anew. Programs that move much have some hundreds, as what moves is moved again.
+const MAPPINGS: usize = 8192;
+/// Where there are more even then, as live blocks keep theirs, nothing is moved any more.
+const MAPPINGS_MOST: usize = 16_384;
 
 impl Heap {
     /// Gives the pages of victims back, or moves them to where `into` has none, and frees the victims.
@@ -61,7 +63,7 @@ impl Heap {
         self.touched.stretches(room, false).find(|hole| hole.pages >= MOVE_LEAST)
     }
 
-    /// Whether pages can be moved. Once there were many moves, what is free is mapped anew first, so that its mappings are one again; its
+    /// Whether pages can be moved. Where that has left many mappings, what is free is mapped anew first, so that its mappings are one again; its
     /// memory goes back with that.
     pub(super) fn can_move(&self) -> bool {
         if !self.moves.load(Relaxed) {
@@ -69,10 +71,13 @@ impl Heap {
         }
         if self.moved.load(Relaxed) >= MOVES {
             self.moved.store(0, Relaxed);
-            self.map_anew();
-            if os::keeping_errno(os::mappings).is_none_or(|count| count > MAPPINGS) {
-                self.moves.store(false, Relaxed);
-                return false;
+            let are_more = |than: usize| os::keeping_errno(os::mappings).is_none_or(|count| count > than);
+            if are_more(MAPPINGS) {
+                self.map_anew();
+                if are_more(MAPPINGS_MOST) {
+                    self.moves.store(false, Relaxed);
+                    return false;
+                }
             }
         }
         true
@@ -193,8 +198,8 @@ impl Heap {
             return false;
         }
         let placed = self.with(|table| {
-            let extent = table.place_at_end(self, pages, 1)?;
-            table.retention.resident += u64::from(extent.pages - self.touched.count(extent));
+            let extent = table.place_untouched(self, pages)?;
+            table.retention.resident += u64::from(pages);
             table.counters.moved += u64::from(extent.pages);
             self.resident.store(table.retention.resident, Relaxed);
             Some(extent)
@@ -271,5 +276,48 @@ impl Heap {
         }
         self.free_victims(victims, moved);
         to
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_arena_gives_replaces_no_other_free_pages() {
+        const PART: usize = 4 << 20;
+        static HEAP: Heap = Heap::closed();
+        assert!(HEAP.open());
+        HEAP.begin_serving(32 << 10);
+        let (base, _) = HEAP.range().expect("open");
+        let arena = base as *mut u8;
+        assert!(os::map_at(arena, 4 * PART, true));
+        HEAP.reach_in_arena(4 * PART);
+        HEAP.arena_is_filled(4 * PART);
+        // SAFETY: mapped just now.
+        unsafe { arena.write_bytes(1, 4 * PART) };
+        if !HEAP.can_move() {
+            return;
+        }
+        // In parts, as its free stretches are found.
+        for part in 0..3 {
+            assert_eq!(HEAP.adopt(arena.wrapping_add(part * PART), PART, usize::MAX, false), PART);
+            assert_eq!(HEAP.held().resident, (part + 1) * PART);
+        }
+        let allocate = |bytes: usize| HEAP.allocate(bytes, 16, false, |_| ()).expect("room");
+        let block = allocate(3 * PART);
+        let pages = || {
+            let mut resident = [0; 3 * PART / PAGE];
+            // SAFETY: the block's pages, and a byte for each.
+            assert_eq!(unsafe { libc::mincore(block.cast(), 3 * PART, resident.as_mut_ptr()) }, 0);
+            resident.iter().filter(|&&page| page & 1 != 0).count()
+        };
+        assert_eq!(pages() * PAGE, 3 * PART, "all are there without a fault");
+        // What a block has left goes into the arena and comes back to where nothing is.
+        assert!(HEAP.release(block as usize));
+        HEAP.fill(arena, 2 * PART, false);
+        assert_eq!(HEAP.held().resident, PART);
+        assert_eq!(HEAP.adopt(arena, PART, usize::MAX, false), PART);
+        assert_eq!(HEAP.held().resident, 2 * PART);
     }
 }

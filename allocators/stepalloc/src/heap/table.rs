@@ -122,6 +122,20 @@ impl Table {
         Some(Extent::new(start, pages))
     }
 
+    /// An extent of `pages` none of which is resident: a part of a free one, or behind all extents.
+    #[cold]
+    pub(super) fn place_untouched(&mut self, heap: &Heap, pages: u32) -> Option<Extent> {
+        let part = |extent| heap.touched.stretches(extent, false).find(|part| part.pages >= pages);
+        let found = self.extents().descending().take(SCANNED).find_map(part);
+        if let Some(part) = found {
+            let part = Extent::new(part.start, pages);
+            self.extents().take_part(part);
+            return Some(part);
+        }
+        let start = self.end;
+        self.reach(heap, u64::from(start) + u64::from(pages)).then_some(Extent::new(start, pages))
+    }
+
     /// Takes the pages behind a block, if they are free.
     pub(super) fn extend(&mut self, heap: &Heap, more: Extent) -> bool {
         if self.extents().take_at(more.start, more.pages) {
