@@ -180,7 +180,11 @@ impl Heap {
     fn map(&self) -> Option<()> {
         let half =
             os::memory_bytes().saturating_mul(2).clamp(HALF_LEAST, HALF_MOST).next_power_of_two() as usize;
-        let range = os::find_low_range(2 * half)?;
+        self.map_in(os::find_low_range(2 * half)? as usize, half)
+    }
+
+    /// Takes a range of twice `half` bytes in which nothing is mapped.
+    fn map_in(&self, range: usize, half: usize) -> Option<()> {
         let pages = half / PAGE;
         let extents_bytes = size_of::<Extents>().next_multiple_of(PAGE);
         let (blocks_bytes, touched_bytes) = (Blocks::bytes_for(pages), Touched::bytes_for(pages));
@@ -197,7 +201,7 @@ impl Heap {
             self.arena_touched.open(tables.wrapping_add(extents_bytes + blocks_bytes + touched_bytes));
         }
         self.moves.store(os::moves_across_mappings(), Relaxed);
-        self.base.store(range as usize + half, Relaxed);
+        self.base.store(range + half, Relaxed);
         self.bytes.store(half, Release);
         Some(())
     }
