@@ -45,8 +45,9 @@ const GAP_ATTEMPTS: u32 = 2;
 /// How often the exchange of plans asks for it.
 const EXCHANGE_ATTEMPTS: u32 = 100_000;
 
-/// Free bytes beside blocks that lie in gaps, or were an earlier plan's, which are worth giving back: each piece takes a system call.
-const LEAST_PIECE: usize = 64 << 10;
+/// Free bytes beside blocks that lie in gaps, or were an earlier plan's, which are worth giving away. Of small pieces little comes together, and
+/// a plan whose slots lose some in every step is soon left.
+const LEAST_PIECE: usize = 1 << 20;
 
 /// Bytes of a cache line.
 const LINE: usize = 1 << GRANULE_MIN_SHIFT;
@@ -513,12 +514,12 @@ mod tests {
 
     #[test]
     fn what_is_free_beside_blocks_in_gaps_is_free_for_others() {
-        let arena = open(12, 4096 * 300);
-        let slots = tests_slots(arena, 300, &[Run::new(0, 100), Run::new(100, 200)]);
+        let arena = open(12, 4096 * 3000);
+        let slots = tests_slots(arena, 3000, &[Run::new(0, 1000), Run::new(1000, 2000)]);
         let whole = claim(arena, &slots[0]).expect("free");
         // Both lie in the second slot's cell.
-        let gaps = [40, 20].map(|pages| arena.claim_gap(pages * 4096, 4096).expect("free") as usize);
-        assert_eq!(gaps.map(|gap| (gap - arena.base()) / 4096), [100, 140]);
+        let gaps = [400, 200].map(|pages| arena.claim_gap(pages * 4096, 4096).expect("free") as usize);
+        assert_eq!(gaps.map(|gap| (gap - arena.base()) / 4096), [1000, 1400]);
         let free = || {
             let mut free = Vec::new();
             arena.each_free(|start, bytes| {
@@ -527,21 +528,27 @@ mod tests {
             });
             free
         };
-        assert_eq!(free(), [(160, 140)]);
-        assert_eq!(arena.release(gaps[0]), Released::Block);
-        assert_eq!(free(), [(100, 40), (160, 140)]);
+        assert_eq!(free(), [(1600, 1400)]);
+        let small = arena.claim_gap(100 * 4096, 4096).expect("free") as usize;
+        assert_eq!(free(), [(1700, 1300)]);
         assert_eq!(arena.release(gaps[1]), Released::Block);
-        assert_eq!(free(), [(100, 200)], "all of the cell");
+        assert_eq!(free(), [(1700, 1300)], "too little to be worth it");
+        assert_eq!(arena.release(small), Released::Block);
+        let gaps = [gaps[0], arena.claim_gap(200 * 4096, 4096).expect("free") as usize];
+        assert_eq!(arena.release(gaps[0]), Released::Block);
+        assert_eq!(free(), [(1000, 400), (1600, 1400)]);
+        assert_eq!(arena.release(gaps[1]), Released::Block);
+        assert_eq!(free(), [(1000, 2000)], "all of the cell");
         assert_eq!(arena.release(whole as usize), Released::Block);
-        assert_eq!(free(), [(0, 300)]);
+        assert_eq!(free(), [(0, 3000)]);
         // Blocks of a plan before, in a cell of the next, and beyond its limit.
-        let old = [Run::new(0, 50), Run::new(200, 100)].map(|run| (run, tests_slots(arena, 300, &[run])));
+        let old = [Run::new(0, 500), Run::new(2000, 1000)].map(|run| (run, tests_slots(arena, 3000, &[run])));
         let old = claim(arena, &old[1].1[0]).expect("free");
-        assert_eq!((old as usize - arena.base()) / 4096, 200);
-        tests_slots(arena, 250, &[Run::new(0, 250)]);
-        assert_eq!(free(), [(0, 200)]);
+        assert_eq!((old as usize - arena.base()) / 4096, 2000);
+        tests_slots(arena, 2500, &[Run::new(0, 2500)]);
+        assert_eq!(free(), [(0, 2000)]);
         assert_eq!(arena.release(old as usize), Released::Block);
-        assert_eq!(free(), [(0, 250), (250, 50)]);
+        assert_eq!(free(), [(0, 2500), (2500, 500)]);
     }
 
     #[test]
