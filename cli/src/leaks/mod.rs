@@ -76,7 +76,7 @@ pub struct Arguments {
     program: Vec<OsString>,
 }
 
-/// Mappings that the library leaves behind where it moves pages, with room for the two beside each; then it maps anew.
+/// More mappings than the library leaves behind where it moves pages, before it maps free memory anew.
 const LEAST_MAPPINGS: f64 = 20_000.0;
 /// The program failed.
 const FAILED: u8 = 3;

@@ -495,7 +495,7 @@ impl Heap {
         given as usize * PAGE
     }
 
-    /// The plan has filled the arena with so many bytes: forgets what was alive at once before, and gives back what was kept for it.
+    /// The plan has filled the arena, which holds `bytes`: forgets what was alive at once before, and gives back what was kept for it.
     pub(crate) fn plan_has_filled(&self, bytes: usize) {
         if self.is_open()
             && let Some(excess @ 1..) =

@@ -240,8 +240,8 @@ impl Retention {
         self.resident - self.alive
     }
 
-    /// The plan has filled the arena, which holds so many pages: forgets the peak, unless most of that is the heap's still, as beside the plan of a loop
-    /// within the step. Returns the pages that are to go back for it.
+    /// The plan has filled the arena, which holds `pages`: forgets the peak, unless most of that is the heap's still, as beside the plan of a
+    /// loop within the step. Returns the pages that are to go back for it.
     pub(super) fn plan_has_filled(&mut self, pages: u64) -> u64 {
         self.arena = pages;
         if 2 * pages >= self.peak {
