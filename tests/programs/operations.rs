@@ -117,6 +117,11 @@ const CALLS: [&str; 6] = ["mmap", "munmap", "madvise", "mprotect", "mremap", "th
 /// From some call on all are refused.
 const ALL: u64 = u64::MAX;
 
+/// Whether the system promises no more memory than it has: nothing is moved then.
+fn promises_are_limited() -> bool {
+    std::fs::read("/proc/sys/vm/overcommit_memory").expect("the kernel tells").starts_with(b"2")
+}
+
 fn refused_memory_is_no_more_than_that(backend: &str) {
     let run = Run { seed: seed(), threads: 3, segments: 4, steps: 8, mode: MARKED_IN_TURN };
     let directory = tempdir().expect("a directory");
@@ -140,6 +145,9 @@ fn refused_memory_is_no_more_than_that(backend: &str) {
         }
         refusing(call, 0, 0);
         let number: u64 = std::fs::read_to_string(&calls).expect("a file").trim().parse().expect("a number");
+        if number == 0 && call == "mremap" && promises_are_limited() {
+            continue;
+        }
         assert!(number > 0, "{call} is never called over {backend}");
         let attempts = by_setting(8, u64::MAX).min(number);
         for attempt in 0..attempts {

@@ -1,6 +1,6 @@
 //! Pages: reserved, mapped, moved, and given back.
 
-use super::{BASE_ALIGN, PAGE, keeping_errno, log_stderr, read_file_at_start};
+use super::{BASE_ALIGN, PAGE, keeping_errno, log_stderr, read_file, read_file_at_start, with_own_descriptors};
 use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -319,9 +319,17 @@ unsafe fn remap(from: *mut u8, to: *mut u8, bytes: usize) -> bool {
 }
 
 /// Whether the kernel moves pages of several mappings together (since Linux 6.17). Where it does not, moves fail sooner or later: pages that
-/// were moved are mappings of their own. `false` too where memory that was moved away does not go back afterwards: QEMU's user mode
-/// forgets what a source is (as of 7.2) and ignores the advice, and would leave old content where zeros are expected.
+/// were moved are mappings of their own.
+///
+/// `false` too where the system promises no more memory than it has: a move gives up what was promised for its destination before it is
+/// promised the same for its source, and another process may take it in between. And where memory that was moved away does not go back
+/// afterwards: QEMU's user mode forgets what a source is (as of 7.2) and ignores the advice, and would leave old content where zeros are
+/// expected.
 pub(crate) fn moves_across_mappings() -> bool {
+    let mut overcommit = [0; 4];
+    if read_file(c"/proc/sys/vm/overcommit_memory", &mut overcommit).starts_with(b"2") {
+        return false;
+    }
     let Some(start) = map(4 * PAGE) else { return false };
     let [first, second, third] = [0, 1, 2].map(|page| start.wrapping_add(page * PAGE));
     // SAFETY: mapped just now, and known here only.
@@ -341,14 +349,16 @@ pub(crate) fn moves_across_mappings() -> bool {
 
 /// Mappings of this process; `None` where the system does not say.
 pub(crate) fn mappings() -> Option<usize> {
-    let mut file = File::open("/proc/self/maps").ok()?;
-    let (mut buffer, mut count) = ([0; 4096], 0);
-    loop {
-        match file.read(&mut buffer).ok()? {
-            0 => return Some(count),
-            length => count += buffer[..length].iter().filter(|&&byte| byte == b'\n').count(),
+    with_own_descriptors(|| {
+        let mut file = File::open("/proc/self/maps").ok()?;
+        let (mut buffer, mut count) = ([0; 4096], 0);
+        loop {
+            match file.read(&mut buffer).ok()? {
+                0 => return Some(count),
+                length => count += buffer[..length].iter().filter(|&&byte| byte == b'\n').count(),
+            }
         }
-    }
+    })
 }
 
 /// Bytes that are looked at together by [`zero`].
