@@ -89,8 +89,8 @@ pub(crate) struct Heap {
     forking: AtomicUsize,
     /// The lock is held for good, by a thread that a fork did not copy.
     broken: AtomicBool,
-    /// The kernel moves pages, as far as is known.
-    moves: AtomicBool,
+    /// Whether the kernel moves pages; [unknown](moves::UNKNOWN) until it is asked.
+    moves: AtomicU8,
     /// Moves since mappings were made one.
     moved: AtomicU32,
     /// Somebody looks after what is free.
@@ -143,7 +143,7 @@ impl Heap {
             deferred: CachePadded::new(Deferred::none()),
             forking: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
-            moves: AtomicBool::new(false),
+            moves: AtomicU8::new(moves::UNKNOWN),
             moved: AtomicU32::new(0),
             watched: AtomicBool::new(false),
             pressures: AtomicU32::new(0),
@@ -200,7 +200,6 @@ impl Heap {
             self.touched.open(tables.wrapping_add(extents_bytes + blocks_bytes));
             self.arena_touched.open(tables.wrapping_add(extents_bytes + blocks_bytes + touched_bytes));
         }
-        self.moves.store(os::moves_across_mappings(), Relaxed);
         self.base.store(range + half, Relaxed);
         self.bytes.store(half, Release);
         Some(())

@@ -8,11 +8,16 @@ use crate::os::{self, PAGE};
 use core::sync::atomic::Ordering::*;
 
 /// Moves after which mappings are counted: each may leave two behind, of which a process has 65,530.
-const MOVES: u32 = 4096;
+const MOVES_COUNTED: u32 = 4096;
 /// Mappings of the process above which free extents are mapped anew. Programs that move much have some hundreds, as what moves is moved again.
 const MAPPINGS: usize = 8192;
 /// Where there are more even then, as live blocks keep theirs, nothing is moved any more.
 const MAPPINGS_MOST: usize = 16_384;
+
+/// States of [`Heap::moves`]: whether the kernel moves pages is asked when first some are to move, which few programs come to.
+pub(super) const UNKNOWN: u8 = 0;
+const MOVES: u8 = 1;
+const STAYS: u8 = 2;
 
 impl Heap {
     /// Gives the pages of victims back, or moves them to where `into` has none, and frees the victims.
@@ -66,21 +71,32 @@ impl Heap {
     /// Whether pages can be moved. Where that has left many mappings, what is free is mapped anew first, so that its mappings are one again; its
     /// memory goes back with that.
     pub(super) fn can_move(&self) -> bool {
-        if !self.moves.load(Relaxed) {
-            return false;
+        match self.moves.load(Relaxed) {
+            MOVES => {}
+            UNKNOWN if self.learn_whether_pages_move() => {}
+            _ => return false,
         }
-        if self.moved.load(Relaxed) >= MOVES {
+        if self.moved.load(Relaxed) >= MOVES_COUNTED {
             self.moved.store(0, Relaxed);
             let are_more = |than: usize| os::keeping_errno(os::mappings).is_none_or(|count| count > than);
             if are_more(MAPPINGS) {
                 self.map_anew();
                 if are_more(MAPPINGS_MOST) {
-                    self.moves.store(false, Relaxed);
+                    self.moves.store(STAYS, Relaxed);
                     return false;
                 }
             }
         }
         true
+    }
+
+    #[cold]
+    fn learn_whether_pages_move(&self) -> bool {
+        let moves = os::keeping_errno(os::moves_across_mappings);
+        // A move that has failed meanwhile says more.
+        let state = if moves { MOVES } else { STAYS };
+        let _ = self.moves.compare_exchange(UNKNOWN, state, Relaxed, Relaxed);
+        self.moves.load(Relaxed) == MOVES
     }
 
     #[cold]
@@ -134,7 +150,7 @@ impl Heap {
     pub(super) fn count_move(&self, moved: bool) -> bool {
         self.moved.fetch_add(1, Relaxed);
         if !moved {
-            self.moves.store(false, Relaxed);
+            self.moves.store(STAYS, Relaxed);
         }
         moved
     }

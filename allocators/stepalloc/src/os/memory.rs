@@ -1,6 +1,8 @@
 //! Pages: reserved, mapped, moved, and given back.
 
-use super::{BASE_ALIGN, PAGE, keeping_errno, log_stderr, read_file, read_file_at_start, with_own_descriptors};
+use super::{
+    BASE_ALIGN, PAGE, keeping_errno, log_stderr, read_file, read_file_at_start, with_own_descriptors,
+};
 use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
