@@ -215,13 +215,17 @@ fn steps_of_several_lengths_at_random_find_their_slots() {
         process::scenario(name, &settings, || {
             let marked = env::var("STEPALLOC_TEST_MARKED").is_ok_and(|value| value == "1");
             let mut random = Random::new(11);
-            for _ in 0..400 {
-                if marked {
-                    stepalloc::boundary();
+            // Where the processors are busy, the thread that plans comes late.
+            let mut rounds = (0..2400).peekable();
+            while rounds.peek().is_some_and(|&round| round < 400 || !is_served()) {
+                for _ in rounds.by_ref().take(100) {
+                    if marked {
+                        stepalloc::boundary();
+                    }
+                    let length = [40, 80, 56, 120, 160][random.below(5)];
+                    step(length, &mut || 0).expect("blocks as they were");
+                    std::thread::sleep(STEP);
                 }
-                let length = [40, 80, 56, 120, 160][random.below(5)];
-                step(length, &mut || 0).expect("blocks as they were");
-                std::thread::sleep(STEP);
             }
             let statistics = stepalloc::statistics();
             println!("figures: marked={marked} {}", statistics.to_json());
