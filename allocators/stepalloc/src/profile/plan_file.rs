@@ -571,7 +571,11 @@ mod tests {
             state ^= state << 17;
             state % below
         };
-        let rounds = if cfg!(debug_assertions) { 2_000 } else { 40_000 };
+        let rounds = match (cfg!(miri), cfg!(debug_assertions)) {
+            (true, _) => 50,
+            (_, true) => 2_000,
+            _ => 40_000,
+        };
         let (mut taken, mut refused) = (0, 0);
         for _ in 0..rounds {
             let mut words: Vec<u64> =
