@@ -25,10 +25,10 @@ import argparse, csv, json, os, statistics, subprocess, sys
 from pytorch import FLOOR, OURS, PLANNED, RIVALS, ROOT, TARGET
 
 # Rounds of all threads together, of 240 blocks each: a run of a second or two.
-ROUNDS = 192
+ROUNDS = {"written": 192, "touched": 1920}
 REPLACE = {
-    f"replace {threads} {fill} {freed_by}": ["replace", str(ROUNDS // threads), str(threads), fill, freed_by]
-    for threads in (1, 2, 8) for fill in ("written", "touched") for freed_by in ("same", "next")
+    f"replace {threads} {fill} {freed_by}": ["replace", str(ROUNDS[fill] // threads), str(threads), fill, freed_by]
+    for threads in (1, 2, 8) for fill in ROUNDS for freed_by in ("same", "next")
     if threads > 1 or freed_by == "same"
 }
 WORKLOADS = REPLACE | {

@@ -1,6 +1,7 @@
 //! The large heap: blocks of at least 32 KiB that no plan serves.
 
 use crate::limits::in_fork;
+use crate::one_size::minor_faults;
 use crate::process::{self, scenario};
 use crate::scaled;
 use crate::shadow::{Block, LARGEST, Random, disjoint};
@@ -367,6 +368,28 @@ fn what_the_backend_keeps_free_goes_back_where_the_heap_grows() {
         assert!(risen < 48, "{risen} MiB for 96 MiB of large blocks after 100 MiB of small ones");
         large.into_iter().for_each(free);
         black_box(small);
+    });
+}
+
+#[test]
+fn slots_of_a_new_plan_take_over_the_pages_of_the_heap() {
+    let settings = [("START_STATISTIC_STEP", "2"), ("STABLE_STATISTIC_STEP", "2")];
+    scenario(test_name!(slots_of_a_new_plan_take_over_the_pages_of_the_heap), &settings, || {
+        let mut before = None;
+        for step in 0..20 {
+            // The heap has served two steps, and there is no plan yet.
+            if step == 2 {
+                before = Some((kibibytes("VmHWM"), minor_faults()));
+            }
+            stepalloc::boundary();
+            let blocks: Vec<_> = (0..10).map(|_| Block::new(4 * MIB, 64, false).expect("memory")).collect();
+            blocks.into_iter().for_each(free);
+        }
+        assert!(statistics().arena_bytes >= 40 * MIB as u64, "{:?}", statistics());
+        let (peak, faults) = before.expect("of 20 steps");
+        let (risen, faults) = (kibibytes("VmHWM") - peak, minor_faults() - faults);
+        assert!(risen < 8 << 10, "an arena of 40 MiB has made the peak rise by {risen} KiB");
+        assert!(faults < 2048, "{faults} page faults for an arena of 10,240 pages");
     });
 }
 

@@ -58,7 +58,7 @@ fn a_loop_of_one_size_is_served_from_warm_pages() {
 }
 
 /// Minor page faults of the process so far.
-fn minor_faults() -> i64 {
+pub(crate) fn minor_faults() -> i64 {
     // SAFETY: the kernel fills the structure; zeros are valid before that.
     unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();

@@ -171,8 +171,8 @@ impl Atomics for Loom {
 
     const PAGE: usize = PAGE_PAIRS * 2 * size_of::<U64>();
 
-    fn fence(order: Ordering) {
-        loom::sync::atomic::fence(order);
+    fn fence_after_exchange() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
     }
 
     fn spin() {

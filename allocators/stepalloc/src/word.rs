@@ -7,7 +7,7 @@
 use crate::os;
 use core::fmt::Debug;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{self, AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// A word that threads share. Each method is that of core's atomics.
 pub(crate) trait Word<T: Copy> {
@@ -44,7 +44,8 @@ pub(crate) trait Atomics: Copy + Eq + Debug + 'static {
     /// Bytes of a page, of which memory goes back to the system.
     const PAGE: usize;
 
-    fn fence(order: Ordering);
+    /// Keeps what follows behind the exchange that the thread has just made, as a fence of all.
+    fn fence_after_exchange();
     /// Between two looks at a word that another thread is about to change.
     fn spin();
     /// Gives the processor to another thread.
@@ -95,8 +96,13 @@ impl Atomics for Core {
     const PAGE: usize = os::PAGE;
 
     #[inline(always)]
-    fn fence(order: Ordering) {
-        core::sync::atomic::fence(order);
+    fn fence_after_exchange() {
+        // Exchanges of x86-64 are fences themselves; another one would wait for all that was written before, once more.
+        if cfg!(all(target_arch = "x86_64", not(miri))) {
+            atomic::compiler_fence(Ordering::SeqCst);
+        } else {
+            atomic::fence(Ordering::SeqCst);
+        }
     }
 
     #[inline(always)]

@@ -40,7 +40,7 @@ impl<A: Atomics> Deferred<A> {
             }
             mutex.unlock();
             // Whoever defers a free looks at the lock after that: one of the two sees the other.
-            A::fence(SeqCst);
+            A::fence_after_exchange();
             if !self.is_some() || !mutex.try_lock() {
                 return;
             }
@@ -71,7 +71,7 @@ impl<A: Atomics> Deferred<A> {
                 Err(other) => newest = other,
             }
         }
-        A::fence(SeqCst);
+        A::fence_after_exchange();
         mutex.try_lock()
     }
 }

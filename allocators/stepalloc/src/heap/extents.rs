@@ -21,6 +21,21 @@ const LONG: u32 = 64;
 /// Leaves with a long enough run that are scanned for a close fit.
 const SCANNED: usize = 4;
 
+/// Ranks of runs that do not fit closely. A close fit's is the number of pages that it is too long.
+const LOOSE: i32 = i32::MAX - 2;
+const TOO_LONG: i32 = i32::MAX - 1;
+const UNFIT: i32 = i32::MAX;
+
+/// How well a run of `length` fits `pages`, the lower the better. Without a branch: no processor foretells it.
+#[inline(always)]
+fn rank(length: u32, pages: u32) -> i32 {
+    let rank = if length / LONG < pages { LOOSE } else { TOO_LONG };
+    // Less than nothing where it does not fit; pages are fewer than 2^31.
+    let excess = length as i32 - pages as i32;
+    let rank = if excess <= (pages / CLOSE) as i32 { excess } else { rank };
+    if excess < 0 { UNFIT } else { rank }
+}
+
 /// A run of pages of the heap, by the number of its first page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Extent {
@@ -52,12 +67,16 @@ impl Leaf {
         Extent::new(self.starts[at], self.pages[at])
     }
 
+    fn lengths(&self) -> &[u32] {
+        &self.pages[..self.count as usize]
+    }
+
     fn set(&mut self, at: usize, extent: Extent) {
         (self.starts[at], self.pages[at]) = (extent.start, extent.pages);
     }
 
     fn longest(&self) -> u32 {
-        self.pages[..self.count as usize].iter().fold(0, |longest, &pages| longest.max(pages))
+        self.lengths().iter().fold(0, |longest, &pages| longest.max(pages))
     }
 
     fn insert(&mut self, at: usize, extent: Extent) {
@@ -262,32 +281,26 @@ impl Extents {
 
     /// Takes `pages` by the rule above; `None` where no run is long enough.
     pub(super) fn take(&mut self, pages: u32) -> Option<u32> {
-        let close = pages.saturating_add(pages / CLOSE);
-        let (mut best, mut lowest, mut any) = (None::<(u32, Place)>, None, None);
-        let mut scanned = 0;
+        let (mut best, mut found, mut scanned) = (UNFIT, 0, 0);
         for at in 0..self.count {
             if self.longest[at] < pages {
                 continue;
             }
-            let leaf = self.leaf(at);
-            for (index, &length) in leaf.pages[..leaf.count as usize].iter().enumerate() {
-                if length < pages {
-                    continue;
-                }
-                if length <= close && best.is_none_or(|(shortest, _)| length < shortest) {
-                    best = Some((length, (at, index)));
-                }
-                if lowest.is_none() && length / LONG < pages {
-                    lowest = Some((at, index));
-                }
-                any = any.or(Some((at, index)));
+            let ranks = self.leaf(at).lengths().iter().map(|&length| rank(length, pages));
+            let rank = ranks.min().unwrap_or(UNFIT);
+            if rank < best {
+                (best, found) = (rank, at);
             }
             scanned += 1;
-            if scanned == SCANNED || best.is_some_and(|(length, _)| length == pages) {
+            if scanned == SCANNED || best == 0 {
                 break;
             }
         }
-        let place = best.map(|(_, place)| place).or(lowest).or(any)?;
+        if best == UNFIT {
+            return None;
+        }
+        let index = self.leaf(found).lengths().iter().position(|&length| rank(length, pages) == best)?;
+        let place = (found, index);
         let start = self.extent(place).start;
         self.cut(place, start, pages);
         Some(start)

@@ -81,7 +81,7 @@ pub(crate) struct Heap {
     arena_touched: Touched,
     /// Pages of the arena for which that table is usable.
     arena_reached: AtomicU32,
-    mutex: CachePadded<Mutex>,
+    line: CachePadded<LockLine>,
     table: CachePadded<UnsafeCell<Table>>,
     /// Blocks whose frees did not get the lock.
     deferred: CachePadded<Deferred>,
@@ -97,12 +97,18 @@ pub(crate) struct Heap {
     watched: AtomicBool,
     /// Times that [`Retention::presses`](retention::Retention::presses).
     pressures: AtomicU32,
+    /// From how many on the backend is to give back what it keeps free.
+    trims_from: AtomicU64,
+}
+
+/// The lock, and what its holder writes with most blocks: they come with the lock's cache line, and take none from those who only read where
+/// the heap is.
+struct LockLine {
+    mutex: Mutex,
     /// Pages that may be resident, as of the last block.
     resident: AtomicU64,
     /// Those of them that are free, as of the last free.
     free: AtomicU64,
-    /// From how many on the backend is to give back what it keeps free.
-    trims_from: AtomicU64,
 }
 
 /// States of [`Heap::state`].
@@ -138,7 +144,11 @@ impl Heap {
             touched: Touched::none(),
             arena_touched: Touched::none(),
             arena_reached: AtomicU32::new(0),
-            mutex: CachePadded::new(Mutex::new()),
+            line: CachePadded::new(LockLine {
+                mutex: Mutex::new(),
+                resident: AtomicU64::new(0),
+                free: AtomicU64::new(0),
+            }),
             table: CachePadded::new(UnsafeCell::new(Table::new())),
             deferred: CachePadded::new(Deferred::none()),
             forking: AtomicUsize::new(0),
@@ -147,8 +157,6 @@ impl Heap {
             moved: AtomicU32::new(0),
             watched: AtomicBool::new(false),
             pressures: AtomicU32::new(0),
-            resident: AtomicU64::new(0),
-            free: AtomicU64::new(0),
             trims_from: AtomicU64::new((TRIM_LEAST / PAGE) as u64),
         }
     }
@@ -282,9 +290,9 @@ impl Heap {
         // Who has it for a fork, and allocates in a later handler, would wait for himself.
         let waits = || {
             let forks = self.forking.load(Relaxed) == os::thread_pointer();
-            !forks && !self.broken.load(Relaxed) && self.mutex.lock_contended()
+            !forks && !self.broken.load(Relaxed) && self.line.mutex.lock_contended()
         };
-        self.mutex.try_lock() || waits()
+        self.line.mutex.try_lock() || waits()
     }
 
     /// Runs `body`, frees what others have left to the lock's holder, and unlocks.
@@ -293,7 +301,7 @@ impl Heap {
         // SAFETY: the lock is held.
         let result = body(unsafe { &mut *self.table.get() });
         // SAFETY: as above: it is held whenever this is called.
-        self.deferred.unlock(&self.mutex, || self.free_deferred(unsafe { &mut *self.table.get() }));
+        self.deferred.unlock(&self.line.mutex, || self.free_deferred(unsafe { &mut *self.table.get() }));
         result
     }
 
@@ -307,7 +315,7 @@ impl Heap {
     /// Leaves the free of a block, or of an extent that is [`UNCOUNTED`], to whoever has the lock.
     #[cold]
     fn defer(&self, block: Extent, uncounted: u64) {
-        if self.deferred.push(&self.mutex, &self.blocks, block, uncounted) {
+        if self.deferred.push(&self.line.mutex, &self.blocks, block, uncounted) {
             self.locked(|_| ());
         }
     }
@@ -418,7 +426,7 @@ impl Heap {
 
     #[inline]
     fn give(&self, block: Extent) {
-        if (0..FREE_ATTEMPTS).any(|_| self.mutex.try_lock()) {
+        if (0..FREE_ATTEMPTS).any(|_| self.line.mutex.try_lock()) {
             self.locked(|table| table.free(self, block));
         } else {
             self.defer(block, 0);
@@ -571,7 +579,7 @@ impl Heap {
     /// What is alive needs nobody: a program that frees nothing stays as many threads as it has of its own.
     #[inline]
     pub(crate) fn wants_watch(&self) -> bool {
-        self.free.load(Relaxed) as usize * PAGE >= WATCHED_BYTES
+        self.line.free.load(Relaxed) as usize * PAGE >= WATCHED_BYTES
             && !self.watched.load(Relaxed)
             && !self.watched.swap(true, Relaxed)
     }
@@ -579,7 +587,7 @@ impl Heap {
     /// Whether the heap has grown so far that free memory of the backend would show in the process's peak. The next call says no.
     #[inline]
     pub(crate) fn wants_trim(&self) -> bool {
-        let (resident, from) = (self.resident.load(Relaxed), self.trims_from.load(Relaxed));
+        let (resident, from) = (self.line.resident.load(Relaxed), self.trims_from.load(Relaxed));
         resident >= from && {
             let next = resident + (resident / 8).max((TRIM_LEAST / PAGE) as u64);
             self.trims_from.compare_exchange(from, next, Relaxed, Relaxed).is_ok()
@@ -622,7 +630,7 @@ impl Heap {
     }
 
     fn at_once<R>(&self, body: impl FnOnce(&mut Table) -> R) -> Option<R> {
-        (0..FREE_ATTEMPTS).any(|_| self.mutex.try_lock()).then(|| self.locked(body))
+        (0..FREE_ATTEMPTS).any(|_| self.line.mutex.try_lock()).then(|| self.locked(body))
     }
 }
 
@@ -646,8 +654,8 @@ extern "C" fn after_fork_in_parent() {
 extern "C" fn after_fork_in_child() {
     HEAP.end_watch();
     if ends_fork() {
-        HEAP.mutex.reset();
-    } else if HEAP.mutex.is_held() {
+        HEAP.line.mutex.reset();
+    } else if HEAP.line.mutex.is_held() {
         // Whoever had it was interrupted by this very fork, or the handlers were not there yet: the table may be half changed. Nobody is to
         // wait for it.
         HEAP.broken.store(true, Relaxed);

@@ -217,7 +217,7 @@ impl Heap {
             let extent = table.place_untouched(self, pages)?;
             table.retention.resident += u64::from(pages);
             table.counters.moved += u64::from(extent.pages);
-            self.resident.store(table.retention.resident, Relaxed);
+            self.line.resident.store(table.retention.resident, Relaxed);
             Some(extent)
         });
         let Some(extent) = placed.flatten() else { return false };

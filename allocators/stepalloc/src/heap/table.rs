@@ -193,7 +193,7 @@ impl Table {
         self.counters.blocks += 1;
         let excess = self.retention.allocate(u64::from(new.pages), u64::from(fresh));
         if fresh > 0 {
-            heap.resident.store(self.retention.resident, Relaxed);
+            heap.line.resident.store(self.retention.resident, Relaxed);
         }
         if excess > 0 {
             self.choose(&heap.touched, excess, victims);
@@ -254,7 +254,7 @@ impl Table {
         self.retention.alive -= u64::from(block.pages);
         self.counters.blocks += 1;
         self.insert(heap, block);
-        heap.free.store(self.retention.free(), Relaxed);
+        heap.line.free.store(self.retention.free(), Relaxed);
     }
 
     #[inline]
