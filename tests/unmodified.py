@@ -747,6 +747,22 @@ def serve(i):
         out[i] = round(net(x).abs().mean().item(), 4)
 t = [threading.Thread(target=serve, args=(i,)) for i in range(6)]; [a.start() for a in t]; [a.join() for a in t]; print(sorted(out.items()))
 """),
+    # Workers whose batches are page-locked, and each step a block of the heap that the driver locks, reads at its leisure, and unlocks.
+    torch("on a GPU", r"""
+import numpy, torch, torch.utils.data as D
+class Set(D.Dataset):
+    def __len__(self): return 1280
+    def __getitem__(self, i): return torch.full((3, 32, 32), i / 1280), i % 10
+if __name__ == "__main__":
+    torch.manual_seed(0); torch.use_deterministic_algorithms(True); driver = torch.cuda.cudart()
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, 2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(6272, 10)).cuda(); o = torch.optim.Adam(net.parameters(), 1e-3)
+    for step, (x, y) in enumerate(D.DataLoader(Set(), 32, num_workers=2, pin_memory=True)):
+        host = numpy.full(8 << 20, step, numpy.uint8); assert int(driver.cudaHostRegister(host.ctypes.data, host.nbytes, 0)) == 0
+        there = torch.from_numpy(host).cuda(non_blocking=True); x, y = x.cuda(non_blocking=True), y.cuda(non_blocking=True)
+        o.zero_grad(); l = torch.nn.functional.cross_entropy(net(x), y); l.backward(); o.step()
+        assert bool((there.cpu() == step).all()); torch.cuda.synchronize(); assert int(driver.cudaHostUnregister(host.ctypes.data)) == 0
+    print(step, l.item())
+""", needs="/dev/nvidia0", env={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
     python("jax", "jax=jax[cpu]", r"""
 import jax, jax.numpy as np
 def loss(w, x, y): return ((np.tanh(x @ w[0]) @ w[1] - y) ** 2).mean()

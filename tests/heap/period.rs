@@ -139,6 +139,16 @@ fn step(length: usize, noise: &mut impl FnMut() -> usize) -> Result<(), String> 
     input.free()
 }
 
+/// Hundreds of rounds, as many as `least` at least, until plans serve: where the processors are busy, the thread that plans comes late.
+fn rounds_until_served(least: usize, mut round: impl FnMut(usize)) {
+    for hundred in (0..2400).step_by(100) {
+        if hundred >= least && is_served() {
+            return;
+        }
+        (hundred..hundred + 100).for_each(&mut round);
+    }
+}
+
 /// Whether the newest of the last steps found all it asked for in the arena, and nearly all in its slots.
 fn is_served() -> bool {
     let last = stepalloc::statistics().last_steps;
@@ -192,13 +202,8 @@ fn step_variants_that_come_again_have_their_plans() {
         assert!(plans[11] <= 8 && statistics.plans == plans[11], "none is planned again: {plans:?}");
         assert_eq!(statistics.kinds, 4);
         assert!(is_served(), "{:?}", statistics.last_steps);
-        // From one step to the next. Where the processors are busy, the thread that plans comes late.
-        let mut rounds = (0..2400).peekable();
-        while rounds.peek().is_some_and(|&round| round < 240 || !is_served()) {
-            for round in rounds.by_ref().take(100) {
-                step(lengths[round % 4], &mut || 0).expect("blocks as they were");
-            }
-        }
+        // From one step to the next.
+        rounds_until_served(300, |round| step(lengths[round % 4], &mut || 0).expect("blocks as they were"));
         assert!(is_served(), "{:?}", stepalloc::statistics().last_steps);
     });
 }
@@ -215,18 +220,14 @@ fn steps_of_several_lengths_at_random_find_their_slots() {
         process::scenario(name, &settings, || {
             let marked = env::var("STEPALLOC_TEST_MARKED").is_ok_and(|value| value == "1");
             let mut random = Random::new(11);
-            // Where the processors are busy, the thread that plans comes late.
-            let mut rounds = (0..2400).peekable();
-            while rounds.peek().is_some_and(|&round| round < 400 || !is_served()) {
-                for _ in rounds.by_ref().take(100) {
-                    if marked {
-                        stepalloc::boundary();
-                    }
-                    let length = [40, 80, 56, 120, 160][random.below(5)];
-                    step(length, &mut || 0).expect("blocks as they were");
-                    std::thread::sleep(STEP);
+            rounds_until_served(400, |_| {
+                if marked {
+                    stepalloc::boundary();
                 }
-            }
+                let length = [40, 80, 56, 120, 160][random.below(5)];
+                step(length, &mut || 0).expect("blocks as they were");
+                std::thread::sleep(STEP);
+            });
             let statistics = stepalloc::statistics();
             println!("figures: marked={marked} {}", statistics.to_json());
             assert_eq!((statistics.marked, statistics.kinds), (marked, 5));
