@@ -172,7 +172,7 @@ impl Atomics for Loom {
     const PAGE: usize = PAGE_PAIRS * 2 * size_of::<U64>();
 
     fn fence_after_exchange() {
-        loom::sync::atomic::fence(Ordering::SeqCst);
+        loom::sync::atomic::fence(SeqCst);
     }
 
     fn spin() {
