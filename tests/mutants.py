@@ -6,11 +6,12 @@ mistake would. All of them are compiled into one copy of the sources, where each
 its number; so there is one build, and the quick tests run once for each mutant. A mutant is caught where a test fails,
 or does not end. One that every test passes is a survivor, to be explained in docs/testing.md.
 
-    python3 tests/mutants.py                    all of them, some 20 seconds each
+    python3 tests/mutants.py                    all of them: half an hour where benches/results/mutants.csv says what caught them
     python3 tests/mutants.py --only 3,17        some of them
     python3 tests/mutants.py --list             what they change, without running anything
 
-What it writes to target/mutants/results.csv it takes up again when it is run a second time, unless --anew is given.
+The test that caught a mutant in the earlier run of benches/results/mutants.csv is run first, and all of them where it passes. What was
+stopped goes on with the mutants that were not run of the same sources, unless --anew is given.
 """
 
 import argparse
@@ -22,13 +23,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "target" / "mutants"
 SOURCES = WORK / "source"
-RESULTS = WORK / "results.csv"
+RESULTS = ROOT / "benches/results/mutants.csv"
 
 CORE = "allocators/stepalloc/src/"
 PRELOAD = "allocators/preload/src/"
@@ -39,7 +41,7 @@ MUTANTS = [
     # The arena: cells.
     ("a slot is taken without looking whether its cells are free", CORE + "arena/cells.rs",
      "    @ && word.compare_exchange(seen, seen + lower, Acquire, Relaxed).is_ok()", "!seen & lower == 0", "true"),
-    ("the same in as many attempts as it needs", CORE + "arena/cells.rs",
+    ("a slot is taken without looking, in as many attempts as it needs", CORE + "arena/cells.rs",
      "(@).then(|| seen + lower)", "!seen & lower == 0", "true"),
     ("cells that were closed are freed as if they were not", CORE + "arena/cells.rs",
      "    @ && word.compare_exchange(seen, seen - lower, Release, Relaxed).is_ok()", "seen != 0", "true"),
@@ -133,7 +135,7 @@ MUTANTS = [
     ("deferred frees are never done", CORE + "heap/deferred.rs",
      "if @ {\n                free();", "self.is_some()", "false"),
     ("who defers a free leaves it to nobody", CORE + "heap/deferred.rs",
-     "        A::fence(SeqCst);\n        @\n    }\n}", "mutex.try_lock()", "false"),
+     "        A::fence_after_exchange();\n        @\n    }\n}", "mutex.try_lock()", "false"),
     ("who gives up the lock does not look for frees again", CORE + "heap/deferred.rs",
      "if @ {\n                return;", "!self.is_some() || !mutex.try_lock()", "true"),
     ("a block that shrinks gives a page too many", CORE + "heap/mod.rs",
@@ -145,7 +147,7 @@ MUTANTS = [
     ("s:the heap's lock is held on after a fork", CORE + "heap/mod.rs",
      "extern \"C\" fn after_fork_in_parent() {\n    if ends_fork() {\n        @", "HEAP.locked(|_| ());", ""),
     ("s:a child cannot use the large heap", CORE + "heap/mod.rs",
-     "        @\n    } else if HEAP.mutex.is_held()", "HEAP.mutex.reset();", ""),
+     "        @\n    } else if HEAP.line.mutex.is_held()", "HEAP.line.mutex.reset();", ""),
     ("s:pages that moved keep their content as zeros", CORE + "heap/moves.rs",
      "// They are counted; where they did not move, there are less.\n        @", "self.touched.set(extent);", ""),
     ("s:pages that did not go back read as zeros", CORE + "heap/moves.rs",
@@ -208,7 +210,7 @@ MUTANTS = [
      "word.compare_exchange(seen, seen + lower, @, Relaxed).is_ok()", "Acquire", "Relaxed"),
     ("a slot's release does not say what was written", CORE + "arena/cells.rs",
      "word.compare_exchange(seen, seen - lower, @, Relaxed).is_ok()", "Release", "Relaxed"),
-    ("the same in as many attempts as it needs", CORE + "arena/cells.rs",
+    ("a slot's release does not say what was written, in as many attempts as it needs", CORE + "arena/cells.rs",
      "word.fetch_update(@, Acquire, free)", "Release", "Relaxed"),
     ("s:bits stay set where a word changed while it was closed", CORE + "arena/cells.rs",
      "// Bits of a whole cell are this thread's alone.\n            @", "whole().for_each(|run| granules.clear(run));", ""),
@@ -300,6 +302,11 @@ pub fn mutant(number: u32) -> bool {
 '''
 
 
+def titles():
+    """The title and the file of each mutant."""
+    return [(title.removeprefix("s:"), file) for title, file, *_ in MUTANTS]
+
+
 def place(entry):
     """The text that is changed, with what surrounds it."""
     _, _, template, old, _ = entry
@@ -380,30 +387,90 @@ def build():
 
 
 def run_check(program, filters, number, seconds):
-    """Whether a test program passes with a mutant awake; and the first test that fails."""
+    """Whether a test program passes with a mutant awake; and the first test that fails, or does not end."""
     where = SOURCES / ("allocators/stepalloc" if "stepalloc-" in program.name else "tests")
     environment = dict(os.environ, STEPALLOC_MUTANT=str(number), CARGO_TARGET_DIR=str(WORK / "target"), **QUICK_BUILD,
                        RUST_BACKTRACE="0", CARGO_MANIFEST_DIR=str(where))
-    # --nocapture: the order of failures is seen while the tests run.
-    process = subprocess.Popen([program, *filters], cwd=where, env=environment, text=True, start_new_session=True,
+    process = subprocess.Popen([program, *filters], cwd=where, env=environment, text=True, errors="replace", start_new_session=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        output, _ = process.communicate(timeout=seconds)
-        hung = False
-    except subprocess.TimeoutExpired:
-        hung = True
-    finally:
+    hung = threading.Event()
+
+    def kill():
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    if hung:
-        process.communicate()
-        return False, f"no end within {seconds:.0f} s"
-    if process.returncode == 0:
-        return True, ""
-    failed = re.search(r"^test (\S+) .*FAILED$", output, re.M)
-    return False, failed.group(1) if failed else f"ended with {process.returncode}"
+
+    def expire():
+        hung.set()
+        kill()
+
+    timer = threading.Timer(seconds, expire)
+    timer.start()
+    # The test that is run alone, or the last that is said to be slow.
+    slow = filters[-1] if "--exact" in filters else "a test"
+    try:
+        for line in process.stdout:
+            failed = re.match(r"test (\S+) .*FAILED$", line)
+            if failed:
+                return False, failed.group(1)
+            running = re.match(r"test (\S+) has been running for over", line)
+            slow = running.group(1) if running else slow
+        process.wait()
+        if hung.is_set():
+            return False, f"{slow} does not end"
+        return process.returncode == 0, f"ended with {process.returncode}"
+    finally:
+        timer.cancel()
+        kill()
+        process.wait()
+
+
+class Checks:
+    """The test programs, and how long they take without a mutant."""
+
+    def __init__(self, programs):
+        self.programs = programs
+        self.limits = {}
+        for name, _, filters in CHECKS:
+            seconds = self.passes_without(name, filters, 60)
+            if seconds is None:
+                sys.exit(f"{name}: fails without any mutant")
+            print(f"{name}: {seconds:.0f} s without a mutant", flush=True)
+
+    def program(self, name):
+        return self.programs[next(program for check, program, _ in CHECKS if check == name)]
+
+    def passes_without(self, name, filters, slack):
+        """How long these tests take without a mutant, which sets their limit, with `slack` seconds; None where they fail."""
+        begun = time.monotonic()
+        passes, why = run_check(self.program(name), filters, 0, 1800)
+        seconds = time.monotonic() - begun
+        if not passes:
+            print(f"{name} {' '.join(filters)}: {why}", file=sys.stderr, flush=True)
+            return None
+        self.limits[name, *filters] = slack + 3 * seconds
+        return seconds
+
+    def caught_by(self, number, name, filters):
+        """The test that fails with the mutant, or None."""
+        passes, by = run_check(self.program(name), filters, number, self.limits[name, *filters])
+        return None if passes else by
+
+    def run(self, number, earlier):
+        """Which check caught the mutant, and which test of it; (None, None) for a survivor. `earlier`: the row of an earlier run."""
+        test = earlier.get("by", "").removesuffix(" does not end")
+        if earlier.get("caught") in [check[0] for check in CHECKS] and " " not in test:
+            name, filters = earlier["caught"], ["--exact", test]
+            if (name, *filters) in self.limits or self.passes_without(name, filters, 20) is not None:
+                by = self.caught_by(number, name, filters)
+                if by:
+                    return name, by
+        for name, _, filters in CHECKS:
+            by = self.caught_by(number, name, filters)
+            if by:
+                return name, by
+        return None, None
 
 
 def main():
@@ -422,43 +489,34 @@ def main():
         return
     os.environ.setdefault("SUITE_SETTING", "quick")
     counts = os.environ.pop("SUITE_COUNTS", None)
-    programs = build()
-    limits = {}
-    for name, program, filters in CHECKS:
-        begun = time.monotonic()
-        passes, why = run_check(programs[program], filters, 0, 1800)
-        if not passes:
-            sys.exit(f"{name}: fails without any mutant: {why}")
-        limits[name] = 60 + 3 * (time.monotonic() - begun)
-        print(f"{name}: {time.monotonic() - begun:.0f} s without a mutant", flush=True)
-    # Of other sources they say nothing.
+    checks = Checks(build())
     sources = digest()
-    results = {}
-    if RESULTS.exists() and not options.anew:
-        results = {int(row["mutant"]): row for row in csv.DictReader(RESULTS.open())
-                   if row.get("sources") == sources and int(row["mutant"]) <= len(MUTANTS) and row["title"] == MUTANTS[int(row["mutant"]) - 1][0].removeprefix("s:")}
+    earlier = {}
+    if RESULTS.exists():
+        earlier = {row["title"]: row for row in csv.DictReader(RESULTS.open())}
+    # Of other sources they say nothing but what to run first.
+    results = {} if options.anew else {title: row for title, row in earlier.items() if row["sources"] == sources}
     wanted = [int(number) for number in options.only.split(",")] if options.only else range(1, len(MUTANTS) + 1)
     for number in wanted:
         title, file = MUTANTS[number - 1][0].removeprefix("s:"), MUTANTS[number - 1][1]
-        if number in results and not options.only:
+        if title in results and not options.only:
             continue
-        begun, caught, by = time.monotonic(), "", ""
-        for name, program, filters in CHECKS:
-            passes, by = run_check(programs[program], filters, number, limits[name])
-            if not passes:
-                caught = name
-                break
-        results[number] = {"mutant": number, "file": file, "title": title, "caught": caught, "by": by, "sources": sources,
-                           "seconds": f"{time.monotonic() - begun:.0f}"}
-        print(f"{number:3} {'caught by ' + caught + ': ' + by if caught else 'SURVIVES'} ({results[number]['seconds']} s): {title}", flush=True)
+        begun = time.monotonic()
+        caught, by = checks.run(number, earlier.get(title, {}))
+        seconds = f"{time.monotonic() - begun:.0f}"
+        results[title] = {"file": file, "title": title, "caught": caught or "", "by": by or "", "seconds": seconds, "sources": sources}
+        print(f"{number:3} {f'caught by {caught}: {by}' if caught else 'SURVIVES'} ({seconds} s): {title}", flush=True)
+        # What was not run yet stays as it was of other sources.
+        rows = {**earlier, **results}
         with RESULTS.open("w", newline="") as out:
-            writer = csv.DictWriter(out, fieldnames=["mutant", "file", "title", "caught", "by", "seconds", "sources"])
+            writer = csv.DictWriter(out, fieldnames=["file", "title", "caught", "by", "seconds", "sources"], lineterminator="\n")
             writer.writeheader()
-            writer.writerows(results[number] for number in sorted(results))
+            writer.writerows(rows[title] for title, _ in titles() if title in rows)
+    results = {title: row for title, row in results.items() if title in dict(titles())}
     caught = sum(1 for row in results.values() if row["caught"])
     survivors = [row for row in results.values() if not row["caught"]]
     for row in survivors:
-        print(f"survivor {row['mutant']}: {row['file']}: {row['title']}")
+        print(f"survivor: {row['file']}: {row['title']}")
     if counts:
         with open(counts, "a") as file:
             file.write(f"mutants,mutants,{len(results)}\nmutants,caught,{caught}\n")
