@@ -10,7 +10,7 @@ cargo +nightly miri --version >/dev/null 2>&1 || {
   exit 1
 }
 # Random tests draw few cases here, and one that draws by itself is left out: each access costs a thousand times what it does otherwise.
-export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" PROPTEST_CASES=4
+export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" PROPTEST_CASES=4 SUITE_SETTING=quick
 export CARGO_TARGET_DIR=target/miri
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

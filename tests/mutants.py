@@ -360,8 +360,8 @@ def copy_sources():
 
 
 def digest():
-    """What the mutated sources are known by."""
-    paths = sorted(path for folder in ("allocators", "planner", "tests") for path in (SOURCES / folder).rglob("*") if path.is_file())
+    """What the mutated sources, and the tests that are run, are known by."""
+    paths = sorted(path for folder in ("allocators", "planner", "tests") for path in (SOURCES / folder).rglob("*") if path.suffix in (".rs", ".c"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
 
 
@@ -487,7 +487,7 @@ def main():
         sys.exit("\n".join(wrong))
     if options.list:
         return
-    os.environ.setdefault("SUITE_SETTING", "quick")
+    os.environ["SUITE_SETTING"] = "quick"
     counts = os.environ.pop("SUITE_COUNTS", None)
     checks = Checks(build())
     sources = digest()

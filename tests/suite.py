@@ -4,6 +4,9 @@
     python3 tests/suite.py                 the quick setting, some ten minutes on two processors
     python3 tests/suite.py --long          hours: 10^9 operations, 10,000 forks, every program, sanitizers, mutants
     python3 tests/suite.py --only fuzz,leaks
+    python3 tests/suite.py --long --only miri --record
+                                           keep what it ran in benches/results/suite.csv
+    python3 tests/suite.py --table         what is kept there, as a table for docs/testing.md; runs nothing
     python3 tests/suite.py --list
 
 Each part is a command of its own, which the table names; docs/testing.md says what it looks for. The last column is what the
@@ -35,12 +38,50 @@ PARTS = [
     ("process life", "forks, threads, handlers, libraries, limits", PROGRAMS + ["life::", "restricted::"], True),
     ("leaks", "memory that grows from round to round", PROGRAMS + ["leaks::"], True),
     ("fuzz", "damaged files and arbitrary steps", CARGO + ["--test", "bounded"], True),
+    ("coverage", "the same targets, led by what they cover", ["tests/coverage.sh"], False),
     ("unmodified", "programs from Debian and PyPI", ["python3", "tests/unmodified.py"], True),
     ("sanitizers", "address and thread sanitizer, valgrind", ["tests/sanitizers.sh"], False),
     ("miri", "planner, tables and readers, access by access", ["tests/miri.sh"], False),
     ("aarch64", "the library and its core tests under qemu", ["tests/aarch64.sh"], False),
     ("mutants", "whether the quick setting notices mistakes", ["python3", "tests/mutants.py"], False),
 ]
+
+
+RESULTS = ROOT / "benches/results/suite.csv"
+COLUMNS = ["part", "setting", "result", "seconds", "ran", "commit"]
+
+
+def kept():
+    """The rows of earlier runs."""
+    return list(csv.DictReader(RESULTS.open())) if RESULTS.exists() else []
+
+
+def record(rows):
+    """Keeps rows in the place of earlier ones of the same part and setting."""
+    new = {(row["part"], row["setting"]): row for row in rows}
+    rows = list({**{(row["part"], row["setting"]): row for row in kept()}, **new}.values())
+    order = [part[0] for part in PARTS]
+    rows.sort(key=lambda row: (row["setting"] != "quick", order.index(row["part"])))
+    with RESULTS.open("w", newline="") as out:
+        writer = csv.DictWriter(out, fieldnames=COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def markdown(rows):
+    """The table of docs/testing.md: what each part ran in each setting, and what it has ever found."""
+    lines = ["| part | setting | result | time | what ran | commit |", "|---|---|---|---|---|---|"]
+    lines += [f"| {row['part']} | {row['setting']} | {row['result']} | {row['seconds']} s | {row['ran']} | {row['commit']} |" for row in rows]
+    lines += ["", "| part | what it found | mended by |", "|---|---|---|"]
+    lines += [f"| {part[0]} | {row['fault']} | {row['commit']} |" for part in PARTS for row in found_by(part[0])]
+    return "\n".join(lines)
+
+
+def commit():
+    """The commit that is run; with a + where the tree is not its own."""
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", ":!benches/results") else "")
 
 
 def run_part(command, environment, log):
@@ -67,6 +108,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true", help="the long setting")
     parser.add_argument("--only", help="names of parts, with commas")
+    parser.add_argument("--record", action="store_true", help="keep what ran in benches/results/suite.csv")
+    parser.add_argument("--table", action="store_true", help="print what is kept there")
     parser.add_argument("--list", action="store_true", help="show the parts and their commands")
     parser.add_argument("--seed", type=int, help="draw from this seed (SUITE_SEED); a failure says which it was")
     options = parser.parse_args()
@@ -83,7 +126,11 @@ def main():
         for name, what, command, quick in PARTS:
             print(f"{name:13} {'quick, long' if quick else 'long':12} {what}\n{'':13} {' '.join(command)}")
         return
-    environment = dict(os.environ, SUITE_SETTING="long" if options.long else "quick")
+    if options.table:
+        print(markdown(kept()))
+        return
+    setting = "long" if options.long else "quick"
+    environment = dict(os.environ, SUITE_SETTING=setting)
     if options.seed is not None:
         environment["SUITE_SEED"] = str(options.seed)
     logs = ROOT / "target/suite"
@@ -112,13 +159,16 @@ def main():
             failed = True
             print(tail(path) + f"\n{name}: ended with {status}; all of it in {path.relative_to(ROOT)}", flush=True)
         ran = "; ".join(f"{number:,} {unit}" for unit, number in sums.items())
-        rows.append((name, "passes" if status == 0 else "FAILS", f"{seconds:.0f} s", ran or "tests", found_by(name)))
+        row = {"part": name, "setting": setting, "result": "fails" if status else "passes", "seconds": f"{seconds:.0f}",
+               "ran": ran or "tests", "commit": commit()}
+        rows.append(row)
+        if options.record:
+            record([row])
     print(f"\n{'part':13} {'':7} {'time':>7}  what ran\n")
-    for name, result, seconds, ran, found in rows:
-        print(f"{name:13} {result:7} {seconds:>7}  {ran}")
-        for row in found:
-            print(f"{'':31} found: {row['fault']} (mended by {row['commit']})")
-    setting = "long" if options.long else "quick"
+    for row in rows:
+        print(f"{row['part']:13} {row['result']:7} {row['seconds'] + ' s':>7}  {row['ran']}")
+        for found in found_by(row["part"]):
+            print(f"{'':31} found: {found['fault']} (mended by {found['commit']})")
     print(f"\n{setting} setting, {time.monotonic() - begun_all:.0f} s: {'FAILED' if failed else 'all parts pass'}")
     sys.exit(1 if failed else 0)
 

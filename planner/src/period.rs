@@ -70,6 +70,8 @@ const KAPPA: f64 = 0.6;
 const BETTER: f64 = 0.02;
 /// The same of contours: of steps of other sizes some always differ.
 const CONTOUR_BETTER: f64 = 0.06;
+/// What came again fewer times may be a part of a longer period that has come again.
+const FEW_TURNS: usize = 4;
 /// Beyond this share a period leaves nothing over: a shorter one must do so, too, or it is that of layers
 /// between which little else comes.
 const WHOLE: f64 = 0.995;
@@ -132,6 +134,12 @@ impl Period {
         let (effort, distance) = (Effort::any(), self.allocations);
         let view = View { sizes, effort: &effort };
         if self.repeats() { view.is_period(distance, window) } else { view.is_contour(distance, window) }
+    }
+
+    /// Whether the newest sizes repeat with this period: those of two periods, or as many as it takes.
+    pub fn holds_lately(&self, sizes: &[u64]) -> bool {
+        let newest = 1 + self.allocations + self.allocations.max(EVIDENCE);
+        self.holds(&sizes[sizes.len().saturating_sub(newest)..])
     }
 
     /// Whether it has lasted for a good part of so many allocations, of which these are the newest.
@@ -330,12 +338,32 @@ impl View<'_> {
         let share = |period: usize| self.newest(window + period).served(period);
         let best = periods.iter().map(|&period| share(period)).fold(0.0, f64::max);
         let enough = if best >= WHOLE { WHOLE } else { best - BETTER };
-        let period = periods.iter().copied().find(|&period| share(period) >= enough)?;
+        let periods: Vec<usize> = periods.into_iter().filter(|&period| share(period) >= enough).collect();
+        let period = self.whole_turn(&periods).or(periods.first().copied())?;
         let step =
             candidates.filter(|&step| step <= period && period.is_multiple_of(step)).find(|&step| {
                 step == period || (period + step < seen && self.is_contour(step, period.min(seen - step)))
             })?;
         Some(Period { allocations: period, steps: period / step, share: share(period) })
+    }
+
+    /// The shortest of these periods that is no part of another: what came again a few times only, within a turn of what has come again as a
+    /// whole, and for twice as long.
+    fn whole_turn(self, periods: &[usize]) -> Option<usize> {
+        if periods.len() < 2 {
+            return None;
+        }
+        let repeating = |&allocations: &usize| {
+            let period = Period { allocations, steps: 1, share: 1.0 };
+            let lasted = if self.effort.spend(self.sizes.len()) { period.repeating(self.sizes) } else { 0 };
+            (allocations, lasted)
+        };
+        let periods: Vec<(usize, usize)> = periods.iter().map(repeating).collect();
+        let is_part = |period: usize, lasted: usize| {
+            let is_whole = |&(longer, lasts)| longer > period && lasts >= 2 * lasted.max(longer);
+            lasted < FEW_TURNS * period && periods.iter().any(is_whole)
+        };
+        periods.iter().find(|&&(period, lasted)| !is_part(period, lasted)).map(|&(period, _)| period)
     }
 
     /// [`find`] by contours alone.
@@ -658,6 +686,24 @@ mod tests {
         assert_eq!(find_within(&friendly, 1 << 20), Ok(find(&friendly)));
         assert_eq!(find_within(&friendly, 10), Err(TooLong));
         assert_eq!(find_within(&unfriendly(), 1 << 20), Err(TooLong));
+    }
+
+    #[test]
+    fn a_turn_is_found_also_where_parts_of_it_come_again() {
+        let mut next = noise(7);
+        let lengths: Vec<Vec<u64>> =
+            (0..3).map(|_| (0..70).map(|_| 32_768 + next() % 200_000).collect()).collect();
+        // Two lengths take turns four times, and then comes another.
+        let turn = [0, 1, 0, 1, 0, 1, 0, 1, 2].map(|length: usize| lengths[length].as_slice()).concat();
+        let sizes = turn.repeat(4);
+        for seen in 2 * turn.len() + 2 * EVIDENCE..sizes.len() {
+            let found = find(&sizes[..seen]).map(|period| period.allocations);
+            assert_eq!(found, Some(turn.len()), "of {seen}");
+        }
+        // Where that has lasted for long, it is the step, and what comes between is another program.
+        let other = [lengths[..2].concat().repeat(20), lengths[2].clone()].concat().repeat(3);
+        let seen = other.len() - lengths[2].len();
+        assert_eq!(find(&other[..seen]).map(|period| period.allocations), Some(140));
     }
 
     #[test]
