@@ -6,7 +6,7 @@ use super::deferred::Deferred;
 use super::extents::Extent;
 use super::mutex::Mutex;
 use super::pages::Blocks;
-use crate::models::{Loom, Place, Ptr, U32, Usize, explore, leak};
+use crate::models::{Loom, Place, Ptr, U32, explore, leak};
 use crate::word::{Atomics, Word};
 use core::sync::atomic::Ordering::*;
 use loom::cell::UnsafeCell;
@@ -18,7 +18,7 @@ struct Locked {
 }
 
 fn locked() -> &'static Locked {
-    leak(Locked { mutex: Mutex::over(U32::new(0), Usize::new(0)), place: Place::new() })
+    leak(Locked { mutex: Mutex::over(U32::new(0)), place: Place::new() })
 }
 
 impl Locked {
@@ -79,7 +79,7 @@ impl Heap {
     fn new() -> &'static Self {
         let entries = Loom::map(PAGES).expect("memory");
         leak(Self {
-            mutex: Mutex::over(U32::new(0), Usize::new(0)),
+            mutex: Mutex::over(U32::new(0)),
             deferred: Deferred::over(U32::new(0)),
             blocks: Blocks::over(Ptr::new(entries)),
             freed: UnsafeCell::new(Vec::new()),
