@@ -30,6 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "target" / "mutants"
 SOURCES = WORK / "source"
+FAILED = WORK / "failed.log"
 RESULTS = ROOT / "benches/results/mutants.csv"
 
 CORE = "allocators/stepalloc/src/"
@@ -389,7 +390,8 @@ def build():
 
 
 def run_check(program, filters, number, seconds):
-    """Whether a test program passes with a mutant awake; and the first test that fails, or does not end."""
+    """Whether a test program passes with a mutant awake; and the first test that fails, or does not end. Without one (0) it runs to its end,
+    and FAILED keeps what it said."""
     where = SOURCES / ("allocators/stepalloc" if "stepalloc-" in program.name else "tests")
     environment = dict(os.environ, STEPALLOC_MUTANT=str(number), CARGO_TARGET_DIR=str(WORK / "target"), **QUICK_BUILD,
                        RUST_BACKTRACE="0", CARGO_MANIFEST_DIR=str(where))
@@ -411,17 +413,23 @@ def run_check(program, filters, number, seconds):
     timer.start()
     # The test that is run alone, or the last that is said to be slow.
     slow = filters[-1] if "--exact" in filters else "a test"
+    said, first = [], ""
     try:
         for line in process.stdout:
             failed = re.match(r"test (\S+) .*FAILED$", line)
-            if failed:
+            if failed and number:
                 return False, failed.group(1)
+            if failed and not first:
+                first = failed.group(1)
+            said.append(line)
             running = re.match(r"test (\S+) has been running for over", line)
             slow = running.group(1) if running else slow
         process.wait()
+        if process.returncode and not number:
+            FAILED.write_text("".join(said))
         if hung.is_set():
             return False, f"{slow} does not end"
-        return process.returncode == 0, f"ended with {process.returncode}"
+        return process.returncode == 0, first or f"ended with {process.returncode}"
     finally:
         timer.cancel()
         kill()
@@ -449,7 +457,7 @@ class Checks:
         passes, why = run_check(self.program(name), filters, 0, 1800)
         seconds = time.monotonic() - begun
         if not passes:
-            print(f"{name} {' '.join(filters)}: {why}", file=sys.stderr, flush=True)
+            print(f"{name} {' '.join(filters)}: {why}; see {FAILED}", file=sys.stderr, flush=True)
             return None
         self.limits[name, *filters] = slack + 3 * seconds
         return seconds
