@@ -2,7 +2,7 @@
 """Mutation check: would the tests notice if the allocator were wrong?
 
 Each mutant below changes one place of the arena, the large heap, the matcher, the engine or the preloaded library as a
-mistake would. All of them are compiled into one copy of the sources, where each is dormant until STEPALLOC_MUTANT names
+mistake would. All of them are compiled into one copy of the sources, where each is dormant until SUITE_MUTANT names
 its number; so there is one build, and the quick tests run once for each mutant. A mutant is caught where a test fails,
 or does not end. One that every test passes is a survivor, to be explained in docs/testing.md.
 
@@ -296,7 +296,7 @@ pub fn mutant(number: u32) -> bool {
     static AWAKE: AtomicU32 = AtomicU32::new(u32::MAX);
     let mut awake = AWAKE.load(Relaxed);
     if awake == u32::MAX {
-        let digits = os::environment(c"STEPALLOC_MUTANT").unwrap_or(b"0");
+        let digits = os::environment(c"SUITE_MUTANT").unwrap_or(b"0");
         awake = digits.iter().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
         AWAKE.store(awake, Relaxed);
     }
@@ -393,7 +393,7 @@ def run_check(program, filters, number, seconds):
     """Whether a test program passes with a mutant awake; and the first test that fails, or does not end. Without one (0) it runs to its end,
     and FAILED keeps what it said."""
     where = SOURCES / ("allocators/stepalloc" if "stepalloc-" in program.name else "tests")
-    environment = dict(os.environ, STEPALLOC_MUTANT=str(number), CARGO_TARGET_DIR=str(WORK / "target"), **QUICK_BUILD,
+    environment = dict(os.environ, SUITE_MUTANT=str(number), CARGO_TARGET_DIR=str(WORK / "target"), **QUICK_BUILD,
                        RUST_BACKTRACE="0", CARGO_MANIFEST_DIR=str(where))
     process = subprocess.Popen([program, *filters], cwd=where, env=environment, text=True, errors="replace", start_new_session=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
