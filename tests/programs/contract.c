@@ -330,6 +330,19 @@ static void free_keeps_errno(void) {
         free(small);
         CHECK(errno == 1234);
     }
+    // The same of blocks that are the backend's, more than a thread keeps for itself.
+    void *locked[300];
+    for (unsigned i = 0; i < COUNT(locked); i++) {
+        locked[i] = malloc(24000);
+        CHECK(locked[i] != NULL);
+        char *page = (char *)(((uintptr_t)locked[i] + 4095) / 4096 * 4096);
+        CHECK(mlock(page, 4096) == 0);
+    }
+    for (unsigned i = 0; i < COUNT(locked); i++) {
+        errno = 1234;
+        free(locked[i]);
+        CHECK(errno == 1234);
+    }
     errno = 1234;
     free(NULL);
     cfree_(NULL);

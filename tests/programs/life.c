@@ -487,6 +487,18 @@ static int only_steps(const char *count) {
     return 0;
 }
 
+/* Children that make no step of their own, and end by exit. */
+static int children_exit(const char *count) {
+    steps(30);
+    for (int i = 0; i < atoi(count); i++) {
+        pid_t child = fork();
+        if (child == 0) exit(0);
+        int status;
+        if (child < 0 || waitpid(child, &status, 0) != child || status) fail("a child has not ended well");
+    }
+    return 0;
+}
+
 int main(int count, char **arguments) {
     static const struct {
         const char *name;
@@ -497,7 +509,8 @@ int main(int count, char **arguments) {
                  {"dlopen_late", dlopen_late}, {"modules", modules}, {"fork_in_handler", fork_in_handler},
                  {"environment_changes", environment_changes}, {"forks", forks},
                  {"spawns", spawns}, {"threads", threads}, {"destructors", destructors}, {"handlers", handlers},
-                 {"descriptors_closed", descriptors_closed}, {"steps", only_steps}};
+                 {"descriptors_closed", descriptors_closed}, {"steps", only_steps},
+                 {"children_exit", children_exit}};
     if (!getenv("LIFE_UNMARKED")) mark = (void (*)(void))dlsym(RTLD_DEFAULT, "stepalloc_step");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (count > 1 && !strcmp(arguments[1], cases[i].name)) return cases[i].run(count > 2 ? arguments[2] : "");

@@ -168,6 +168,17 @@ fn forks_in_handlers_leave_parent_and_child_whole() {
 }
 
 #[test]
+fn children_that_make_no_step_write_no_figures() {
+    for backend in BACKENDS {
+        let directory = tempdir().expect("a directory");
+        let json = directory.path().join("json");
+        keeps_promise(life(backend, &["children_exit", "3"]).env("STEPALLOC_JSON", &json));
+        let told = std::fs::read_to_string(&json).expect("figures");
+        assert_eq!(told.lines().count(), 1, "over {backend}: {told}");
+    }
+}
+
+#[test]
 fn the_environment_may_change_meanwhile() {
     for backend in BACKENDS {
         let directory = tempdir().expect("a directory");
