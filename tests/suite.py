@@ -6,7 +6,7 @@
     python3 tests/suite.py --only fuzz,leaks
     python3 tests/suite.py --long --only miri --record
                                            keep what it ran in benches/results/suite.csv
-    python3 tests/suite.py --table         what is kept there, as a table for docs/testing.md; runs nothing
+    python3 tests/suite.py --table         what is kept there, as a table in Markdown; runs nothing
     python3 tests/suite.py --list
 
 Each part is a command of its own, which the table names; docs/testing.md says what it looks for. The last column is what the
@@ -69,7 +69,7 @@ def record(rows):
 
 
 def markdown(rows):
-    """The table of docs/testing.md: what each part ran in each setting, and what it has ever found."""
+    """A table in Markdown: what each part ran in each setting, and what it has ever found."""
     lines = ["| part | setting | result | time | what ran | commit |", "|---|---|---|---|---|---|"]
     lines += [f"| {row['part']} | {row['setting']} | {row['result']} | {row['seconds']} s | {row['ran']} | {row['commit']} |" for row in rows]
     lines += ["", "| part | what it found | mended by |", "|---|---|---|"]
@@ -127,6 +127,8 @@ def main():
             print(f"{name:13} {'quick, long' if quick else 'long':12} {what}\n{'':13} {' '.join(command)}")
         return
     if options.table:
+        if not RESULTS.exists():
+            sys.exit(f"suite.py: nothing is kept yet in {RESULTS.relative_to(ROOT)}; --record keeps what runs")
         print(markdown(kept()))
         return
     setting = "long" if options.long else "quick"

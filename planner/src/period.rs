@@ -136,10 +136,9 @@ impl Period {
         if self.repeats() { view.is_period(distance, window) } else { view.is_contour(distance, window) }
     }
 
-    /// Whether the newest sizes repeat with this period: those of two periods, or as many as it takes.
-    pub fn holds_lately(&self, sizes: &[u64]) -> bool {
-        let newest = 1 + self.allocations + self.allocations.max(EVIDENCE);
-        self.holds(&sizes[sizes.len().saturating_sub(newest)..])
+    /// The newest sizes that say whether a program keeps to this period.
+    pub fn recent(&self) -> usize {
+        1 + self.allocations + self.allocations.max(EVIDENCE)
     }
 
     /// Whether it has lasted for a good part of so many allocations, of which these are the newest.
@@ -339,7 +338,7 @@ impl View<'_> {
         let best = periods.iter().map(|&period| share(period)).fold(0.0, f64::max);
         let enough = if best >= WHOLE { WHOLE } else { best - BETTER };
         let periods: Vec<usize> = periods.into_iter().filter(|&period| share(period) >= enough).collect();
-        let period = self.whole_turn(&periods).or(periods.first().copied())?;
+        let period = self.whole_turn(&periods)?;
         let step =
             candidates.filter(|&step| step <= period && period.is_multiple_of(step)).find(|&step| {
                 step == period || (period + step < seen && self.is_contour(step, period.min(seen - step)))
@@ -350,8 +349,8 @@ impl View<'_> {
     /// The shortest of these periods that is no part of another: what came again a few times only, within a turn of what has come again as a
     /// whole, and for twice as long.
     fn whole_turn(self, periods: &[usize]) -> Option<usize> {
-        if periods.len() < 2 {
-            return None;
+        if let [only] = periods {
+            return Some(*only);
         }
         let repeating = |&allocations: &usize| {
             let period = Period { allocations, steps: 1, share: 1.0 };

@@ -336,7 +336,8 @@ static void free_keeps_errno(void) {
         locked[i] = malloc(24000);
         CHECK(locked[i] != NULL);
         char *page = (char *)(((uintptr_t)locked[i] + 4095) / 4096 * 4096);
-        CHECK(mlock(page, 4096) == 0);
+        // Few: a user may lock as little as 64 KiB.
+        CHECK(i % 30 || mlock(page, 4096) == 0);
     }
     for (unsigned i = 0; i < COUNT(locked); i++) {
         errno = 1234;

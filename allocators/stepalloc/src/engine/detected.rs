@@ -46,17 +46,20 @@ impl Machine {
         if self.keeps_to_too_small(now) || now.sizes.is_of_one_size() {
             return self.found_nothing(now);
         }
-        // The sample may be half a MiB: without a plan there is one copy of it, which becomes the sizes in place.
         let looked_up = self.looked_up.take();
         let newest = match &looked_up {
+            // As much as it was found in.
             Some(Some(_)) => now.sizes.newest(usize::MAX),
             _ => now.sizes.sample(),
         };
+        // The sample may be half a MiB: without a plan there is one copy of it, which becomes the sizes in place.
         let beside_plan = if self.plan.is_some() { newest.clone() } else { Vec::new() };
         let sizes: Vec<u64> = newest.into_iter().map(|class| class.bytes()).collect();
         let found = match looked_up {
             // Found beside the program, which has gone on meanwhile.
-            Some(found) => found.filter(|period| period.holds_lately(&sizes)),
+            Some(found) => {
+                found.filter(|period| period.holds(&sizes[sizes.len().saturating_sub(period.recent())..]))
+            }
             None => match period::find_within(&sizes, COMPARISONS_HERE) {
                 Ok(found) => found,
                 Err(period::TooLong) => return self.look_beside(sizes),
@@ -125,8 +128,8 @@ impl Machine {
     /// size log decides.
     fn keeps_to_too_small(&mut self, now: &Snapshot<'_>) -> bool {
         self.too_small = self.too_small.filter(|period| {
-            let newest = now.sizes.newest(1 + period.allocations + period.allocations.max(period::EVIDENCE));
-            period.holds_lately(&newest.iter().map(|class| class.bytes()).collect::<Vec<u64>>())
+            let newest = now.sizes.newest(period.recent());
+            period.holds(&newest.iter().map(|class| class.bytes()).collect::<Vec<u64>>())
         });
         self.too_small.is_some()
     }
