@@ -15,8 +15,8 @@ A program that is not installed is "not run", and the summary says why; --instal
 --venv names environments in which packages of PyPI are looked for, before /usr/bin/python3 and the one that runs this.
 
 --measure compares times instead: `stepalloc compare` runs the program in turns under glibc, the backend alone and stepalloc over it. The
-limits are 1.05 of the CPU time and 1.03 of the VmHWM of the better of the two; of a program of few MiB the library's own memory is more than that,
-and the summary names apart those that exceed it.
+limits are 1.05 of the CPU time and 1.03 of the VmHWM of the better of the two. Of a program of few MiB the library's own memory is more than that,
+and of one that starts many short processes the loading of the library; the summary names apart those that exceed these.
 
 Exit status: 0 nothing differs, 1 something does (or a program of the table varies by itself), 2 wrong arguments, 130 interrupted.
 """
@@ -31,6 +31,8 @@ MODES = ("plain", "early", "kept")
 CPU_LIMIT, PEAK_LIMIT = 1.05, 1.03
 # Code and data of the library in each process, which is more than PEAK_LIMIT of one of a few MiB: the summary names apart who takes more.
 LIBRARY_BYTES = 512 << 10
+# CPU time in which the system loads the library into a process, and copies what is mapped when it forks, which is more than CPU_LIMIT of one that ends at once: told apart likewise.
+LOAD_SECONDS = 0.0005
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 VENVS = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "unmodified-venvs"
 
@@ -1219,20 +1221,20 @@ def measure(place, program, python, arguments):
     if fault:
         verdict.state, verdict.why = "not run", fault
         return verdict
-    allocators, given = ["glibc"], []
-    pairs = []
+    allocators, given, pairs = ["glibc"], [], []
     for backend in arguments.backends:
         allocators += [] if backend == "glibc" else [backend]
         for mode in arguments.modes:
             more, _ = settings(place, program, backend, mode)
-            if mode == "plain":
-                allocators.append(name := f"stepalloc/{backend}")
-            else:
-                name = f"{mode}/{backend}"
-                variables = ",".join(f"{key}={value}" for key, value in more.items() if key not in ("LD_PRELOAD", "STEPALLOC_JSON", "STEPALLOC_ATTACHED"))
-                given += ["--allocator", f"{name}={place.library},{variables}"]
-            pairs.append((backend, mode, name))
+            # Not as compare's own stepalloc/BACKEND: each process would say that it is there, and what it did, in files.
+            variables = ",".join(f"{key}={value}" for key, value in more.items() if key not in ("LD_PRELOAD", "STEPALLOC_JSON", "STEPALLOC_ATTACHED"))
+            given += ["--allocator", f"{mode}/{backend}={place.library},{variables}"]
+            pairs.append((backend, mode, f"{mode}/{backend}"))
     home = place.home(program)
+    # How many processes it starts that load the library.
+    attached = home / "attached"
+    place.run(program, python, {"LD_PRELOAD": str(place.library), "STEPALLOC_ATTACHED": str(attached)})
+    processes = len(attached.read_text().splitlines()) if attached.exists() else 0
     figures = home / "compare.json"
     command = [str(place.bin / "stepalloc"), "compare", "--no-report", "--json", str(figures), "--minutes", str(arguments.minutes),
                "--allocators", ",".join(allocators), *given, "--", "bash", str(home / "script.sh")]
@@ -1247,27 +1249,41 @@ def measure(place, program, python, arguments):
         if failure := found[name]["failure"] or found["glibc"]["failure"]:
             verdict.told.append(f"{program.name}, {name}: {failure}")
             continue
-        row = [program.name, backend, mode, len(found[name]["runs"])]
+        row = [program.name, backend, mode, processes, len(found[name]["runs"])]
         flags = []
         for figure, key, limit in (("CPU", "cpu_seconds", CPU_LIMIT), ("VmHWM", "vm_hwm_bytes", PEAK_LIMIT)):
             rivals = ["glibc"] + ([backend] if backend != "glibc" and not found[backend]["failure"] else [])
-            best = min(rivals, key=lambda rival: statistics.median(run[key] for run in found[rival]["runs"]))
+            medians = {one: median_of(found[one]["runs"], key) for one in [name, *rivals]}
+            if None in medians.values():
+                # It ends before its peak is seen.
+                row += ["", "", "", "", ""]
+                continue
+            best = min(rivals, key=medians.get)
             ratio, error = ratio_of(found[name]["runs"], found[best]["runs"], key)
-            row += [best, f"{statistics.median(run[key] for run in found[best]['runs']):.4g}", f"{statistics.median(run[key] for run in found[name]['runs']):.4g}",
-                    f"{ratio:.4f}", f"{error:.4f}"]
+            row += [best, f"{medians[best]:.4g}", f"{medians[name]:.4g}", f"{ratio:.4f}", f"{error:.4f}"]
             if ratio > limit:
                 sure = ratio - 2 * error > limit
-                said = f"{figure} {ratio:.3f} ± {error:.3f} > {limit}"
+                more = medians[name] - medians[best]
+                said = f"{figure} {ratio:.3f} ± {error:.3f} > {limit}, "
                 if figure == "VmHWM":
-                    more = statistics.median(run[key] for run in found[name]["runs"]) - statistics.median(run[key] for run in found[best]["runs"])
-                    said += f", {more / 1024:.0f} KiB more"
+                    said += f"{more / 1024:.0f} KiB more"
+                    far = more > LIBRARY_BYTES
+                else:
+                    said += f"{1000 * more:.1f} ms more with {processes} processes"
+                    far = more > processes * LOAD_SECONDS
                 flags.append(said + ("" if sure else " (within chance)"))
                 if sure:
                     verdict.different, verdict.state = verdict.different + 1, "above"
-                    verdict.far = verdict.far or figure == "CPU" or more > LIBRARY_BYTES
+                    verdict.far = verdict.far or far
         verdict.rows.append([*row, "; ".join(flags)])
         verdict.told += [f"{program.name}, {name}: {flag}" for flag in flags]
     return verdict
+
+
+def median_of(runs, key):
+    """None where too few runs were long enough for the figure to be seen."""
+    seen = [run[key] for run in runs if run[key] is not None]
+    return statistics.median(seen) if 2 * len(seen) > len(runs) else None
 
 
 def ratio_of(ours, theirs, key):
@@ -1343,7 +1359,7 @@ def main():
     output = open(arguments.output, "w", newline="") if arguments.output else None
     table = csv.writer(output) if output else None
     if table:
-        table.writerow(["program", "backend", "mode", "runs", "cpu_rival", "cpu_seconds_rival", "cpu_seconds", "cpu_ratio", "cpu_error", "peak_rival", "peak_rival_bytes",
+        table.writerow(["program", "backend", "mode", "processes", "runs", "cpu_rival", "cpu_seconds_rival", "cpu_seconds", "cpu_ratio", "cpu_error", "peak_rival", "peak_rival_bytes",
                         "peak_bytes", "peak_ratio", "peak_error", "above"] if arguments.measure else ["program", "backend", "mode", "verdict", "seconds", "planned_processes", "what"])
     verdicts, executor = [], concurrent.futures.ThreadPoolExecutor(arguments.jobs)
 
@@ -1367,7 +1383,7 @@ def main():
             words = {"same": f"same, {verdict.runs} runs, {verdict.planned} with plans", "different": f"DIFFERENT, {verdict.different} of {verdict.runs} runs",
                      "above": f"ABOVE, {verdict.different} figures"}.get(verdict.state, f"{verdict.state}: {verdict.why}")
             if arguments.measure and verdict.rows:
-                words = ", ".join(f"{row[1]} {row[2]}: CPU {row[7]} ± {row[8]}, VmHWM {row[12]} ± {row[13]}" for row in verdict.rows) + ("  ABOVE" if verdict.state == "above" else "")
+                words = ", ".join(f"{row[1]} {row[2]}: CPU {row[8]} ± {row[9]}, VmHWM " + (f"{row[13]} ± {row[14]}" if row[13] else "not seen") for row in verdict.rows) + ("  ABOVE" if verdict.state == "above" else "")
             print(f"[{count}/{len(chosen)}] {verdict.program.name:32} {verdict.seconds:6.2f} s  {words}", flush=True)
             for line in verdict.told:
                 print("    " + line, flush=True)
@@ -1400,7 +1416,7 @@ def told(verdicts, arguments, seconds):
     print(f"\n{len(verdicts)} programs, {len(ran)} run, {runs} runs, {seconds:.0f} s")
     if arguments.measure:
         print(f"above the limits of {CPU_LIMIT} CPU and {PEAK_LIMIT} VmHWM: {', '.join(v.program.name for v in those('above')) or 'none'}")
-        print(f"of these by more than the library's own {LIBRARY_BYTES >> 10} KiB: {', '.join(v.program.name for v in those('above') if v.far) or 'none'}")
+        print(f"of these by more than {LIBRARY_BYTES >> 10} KiB, or {1000 * LOAD_SECONDS} ms for each process: {', '.join(v.program.name for v in those('above') if v.far) or 'none'}")
     else:
         print(f"same: {len(those('same'))} programs, {sum(v.same for v in verdicts)} runs, {sum(v.planned for v in verdicts)} of them with plans")
         print(f"different: {len(those('different'))} programs, {sum(v.different for v in verdicts)} runs")

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Barrier, Condvar, Mutex};
 use std::time::Instant;
 use stepalloc::Phase;
-use stepalloc_tests::{by_setting, count};
+use stepalloc_tests::{by_setting, count, seed};
 
 const THREADS: usize = 8;
 const PLACES: usize = 48;
@@ -21,16 +21,15 @@ const PLACES: usize = 48;
 const LENGTH: usize = if cfg!(debug_assertions) { 60 } else { 260 };
 /// Plans that a run must see.
 const PLANS: u64 = 1;
-/// Calls of the allocator asked for, over all backends, with the quick setting and with the long one.
-const CALLS: [u64; 2] = [10_000_000, 1_000_000_000];
+/// Calls of the allocator asked for in a round, over all backends. A round has a process for each backend, as one that has left plans often
+/// enough makes few more.
+const CALLS: u64 = 10_000_000;
+/// Where a round's processes find the seed of their programs.
+const SEED: &str = "STEPALLOC_HEAP_SEED";
 /// Segments at the beginning of a run, in two of three of which threads take turns.
 const IN_TURN: usize = 24;
 /// Steps before collecting begins.
 const WAITING: u64 = 60;
-
-fn calls_asked_for() -> u64 {
-    by_setting(CALLS[0], CALLS[1])
-}
 
 const BACKENDS: [&str; 3] = ["glibc", "jemalloc", "mimalloc"];
 
@@ -43,21 +42,29 @@ fn ten_million_operations_on_eight_threads_keep_every_byte_in_every_phase() {
     if process::is_child(name) {
         return run_segments();
     }
+    let waiting = WAITING.to_string();
+    let (rounds, seed) = (by_setting(1, 100), seed());
     let mut calls = [0; CASES.len()];
-    for backend in BACKENDS {
-        let waiting = WAITING.to_string();
-        let said = process::run(
-            name,
-            &[
-                ("STEPALLOC_BACKEND", backend),
-                ("START_STATISTIC_STEP", &waiting),
-                ("STABLE_STATISTIC_STEP", "8"),
-                ("MAX_STATISTIC_STEP", "30"),
-                MIN_BYTES_SETTING,
-            ],
-        );
-        for (calls, case) in calls.iter_mut().zip(CASES) {
-            *calls += said.figure(case);
+    for round in 0..rounds {
+        let seed = seed.wrapping_add(round).to_string();
+        for backend in BACKENDS {
+            let said = process::run(
+                name,
+                &[
+                    (SEED, &seed),
+                    ("STEPALLOC_BACKEND", backend),
+                    ("START_STATISTIC_STEP", &waiting),
+                    ("STABLE_STATISTIC_STEP", "8"),
+                    ("MAX_STATISTIC_STEP", "30"),
+                    MIN_BYTES_SETTING,
+                ],
+            );
+            for (calls, case) in calls.iter_mut().zip(CASES) {
+                *calls += said.figure(case);
+            }
+        }
+        if rounds > 1 {
+            eprintln!("round {} of {rounds}: {} operations", round + 1, calls.iter().sum::<u64>());
         }
     }
     let total: u64 = calls.iter().sum();
@@ -65,10 +72,10 @@ fn ten_million_operations_on_eight_threads_keep_every_byte_in_every_phase() {
         "{total} operations: {CASES:?} {calls:?}{}",
         if cfg!(debug_assertions) { " (debug: scaled down)" } else { "" }
     );
-    assert!(total >= scaled(calls_asked_for()), "{total} operations");
+    assert!(total >= scaled(CALLS * rounds), "{total} operations");
     count("in process", "operations", total);
     for (calls, case) in calls.into_iter().zip(CASES) {
-        assert!(calls >= scaled(100_000), "{calls} operations while {case}");
+        assert!(calls >= scaled(100_000 * rounds), "{calls} operations while {case}");
     }
 }
 
@@ -102,7 +109,8 @@ struct Worker {
 
 fn run_segments() {
     let began = Instant::now();
-    let mut random = Random::new(0x5702);
+    let seed = std::env::var(SEED).expect("given by the parent");
+    let mut random = Random::new(seed.parse().expect("a number"));
     let shared = Shared {
         given: [const { Mutex::new(Vec::new()) }; THREADS],
         calls: [const { AtomicU64::new(0) }; CASES.len()],
@@ -115,14 +123,13 @@ fn run_segments() {
             places: Places::new(PLACES),
         })
         .collect();
-    let wanted = scaled(calls_asked_for() / BACKENDS.len() as u64 + calls_asked_for() / 60);
+    let wanted = scaled(CALLS / BACKENDS.len() as u64 + CALLS / 60);
     let mut segment = 0;
     // In debug builds few calls are enough, but the phases take their steps.
     while shared.calls.iter().map(|calls| calls.load(Relaxed)).sum::<u64>() < wanted
         || stepalloc::statistics().plans < PLANS
     {
-        let most = 400 * by_setting(1, CALLS[1] / CALLS[0]) as usize;
-        assert!(segment < most, "not enough plans in {segment} segments: {:?}", stepalloc::statistics());
+        assert!(segment < 400, "not enough plans in {segment} segments: {:?}", stepalloc::statistics());
         // The first segment is waiting and the first collecting; later ones are as long as a plan's patience.
         let steps = if segment == 0 { WAITING + 40 } else { 40 };
         let (threads, pace) = match segment {
