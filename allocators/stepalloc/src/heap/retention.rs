@@ -59,8 +59,7 @@ pub(super) struct Retention {
     pub(super) alive: u64,
     /// Those of them that are lent to the allocator's own work: they take free pages, and no more are kept because of them.
     lent: u64,
-    /// Pages outside the heap that learning takes meanwhile, as far as they have not raised the process's peak yet: so many fewer are kept
-    /// free.
+    /// Pages outside the heap that learning takes meanwhile: so many fewer are kept free.
     learning: u64,
     /// Pages that may be resident: those of live blocks, and free ones that were not given back.
     pub(super) resident: u64,
@@ -149,9 +148,6 @@ impl Retention {
         let asked = self.asked();
         self.newest = self.newest.max(asked);
         self.peak = self.peak.max(asked);
-        if self.learning > 0 {
-            self.learning = self.spared(self.learning);
-        }
         if fresh == 0 { 0 } else { self.resident.saturating_sub(self.allowed()) }
     }
 
@@ -165,15 +161,9 @@ impl Retention {
         self.lent -= pages;
     }
 
-    /// What of `pages` outside the heap can be spared by giving free ones back. What is alive beside them now makes the process's peak: no
-    /// page that goes back until as much is alive again lowers that.
-    fn spared(&self, pages: u64) -> u64 {
-        pages.min((self.peak + self.slack_of(self.peak)).saturating_sub(self.asked()))
-    }
-
     /// Says how many pages learning takes outside the heap from now on; 0 where it has ended. Returns the pages that are to go back for them.
     pub(super) fn learns_with(&mut self, pages: u64) -> u64 {
-        self.learning = self.spared(pages);
+        self.learning = pages;
         if pages > 0 { self.resident.saturating_sub(self.allowed()) } else { 0 }
     }
 
@@ -382,11 +372,7 @@ mod tests {
         assert_eq!(retention.allocate(9_000, 100), 50);
         retention.resident -= 50;
         assert_eq!(retention.allocate(900, 900), 0);
-        // The peak of both was paid for, and nothing goes back for a second one.
-        freed(&mut retention, 9_900);
-        assert_eq!(retention.allocate(5_000, 200), 200);
         assert_eq!(retention.learns_with(0), 0);
-        assert_eq!(retention.learns_with(1_000), 1_000 - slack + 200);
     }
 
     #[test]
