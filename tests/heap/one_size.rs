@@ -37,7 +37,7 @@ const ALIVE: usize = 2 + 4;
 
 #[test]
 fn a_loop_of_one_size_is_served_from_warm_pages() {
-    process::scenario(test_name!(a_loop_of_one_size_is_served_from_warm_pages), &[], || {
+    process::scenario(test_name!(a_loop_of_one_size_is_served_from_warm_pages), &[process::AT_ONCE], || {
         let mut arrays = [block(MIB), block(MIB)];
         // Then a finer grid.
         for size in [MIB, 4 * MIB] {
@@ -69,25 +69,29 @@ pub(crate) fn minor_faults() -> i64 {
 
 #[test]
 fn what_grows_and_what_takes_little_gets_no_arena() {
-    process::scenario(test_name!(what_grows_and_what_takes_little_gets_no_arena), &[], || {
-        // A buffer for one file after another, and a queue of small ones.
-        (0..3000).for_each(|_| free(block(MIB / 3)));
-        let mut queue: VecDeque<Block> = (0..100).map(|_| block(65_536)).collect();
-        for _ in 0..3000 {
-            queue.pop_front().into_iter().for_each(free);
-            queue.push_back(block(65_536));
-        }
-        // Nodes of a graph that is built.
-        let graph: Vec<Block> = (0..3000).map(|_| block(MIB / 7)).collect();
-        let told = statistics();
-        assert_eq!((told.plans, told.arena_bytes), (0, 0), "{told:?}");
-        graph.into_iter().chain(queue).for_each(free);
-    });
+    process::scenario(
+        test_name!(what_grows_and_what_takes_little_gets_no_arena),
+        &[process::AT_ONCE],
+        || {
+            // A buffer for one file after another, and a queue of small ones.
+            (0..3000).for_each(|_| free(block(MIB / 3)));
+            let mut queue: VecDeque<Block> = (0..100).map(|_| block(65_536)).collect();
+            for _ in 0..3000 {
+                queue.pop_front().into_iter().for_each(free);
+                queue.push_back(block(65_536));
+            }
+            // Nodes of a graph that is built.
+            let graph: Vec<Block> = (0..3000).map(|_| block(MIB / 7)).collect();
+            let told = statistics();
+            assert_eq!((told.plans, told.arena_bytes), (0, 0), "{told:?}");
+            graph.into_iter().chain(queue).for_each(free);
+        },
+    );
 }
 
 #[test]
 fn a_step_with_a_row_of_one_size_is_planned() {
-    process::scenario(test_name!(a_step_with_a_row_of_one_size_is_planned), &[], || {
+    process::scenario(test_name!(a_step_with_a_row_of_one_size_is_planned), &[process::AT_ONCE], || {
         for _ in 0..60 {
             let wide = block(3 * MIB);
             (0..400).for_each(|_| free(block(MIB / 2)));

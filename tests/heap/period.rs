@@ -1,7 +1,7 @@
 //! Detected steps: found in recorded traces, not found in programs without a period, planned anew when the
 //! program changes.
 
-use crate::process;
+use crate::process::{self, AT_ONCE};
 use crate::shadow::{Block, Random};
 use crate::{scaled, test_name};
 use std::alloc::{Layout, alloc, dealloc};
@@ -39,7 +39,7 @@ fn the_steps_of_recorded_programs_are_found_without_their_marks() {
     assert!(!paths.is_empty(), "no traces in {}", folder.display());
     paths.sort();
     for path in paths {
-        process::run(name, &[(TRACE, path.to_str().expect("a readable name"))]);
+        process::run(name, &[AT_ONCE, (TRACE, path.to_str().expect("a readable name"))]);
     }
 }
 
@@ -158,7 +158,7 @@ fn is_served() -> bool {
 #[test]
 fn a_program_that_changes_is_planned_anew_and_nothing_grows() {
     let name = test_name!(a_program_that_changes_is_planned_anew_and_nothing_grows);
-    process::scenario(name, &[], || {
+    process::scenario(name, &[AT_ONCE], || {
         let mut resident = Vec::new();
         for change in 0..40usize {
             // No two in a row alike, the first as long as any.
@@ -186,9 +186,37 @@ fn a_program_that_changes_is_planned_anew_and_nothing_grows() {
 }
 
 #[test]
+fn a_process_that_has_hardly_run_is_left_alone() {
+    let name = test_name!(a_process_that_has_hardly_run_is_left_alone);
+    process::scenario(name, &[], || {
+        let cpu_ms = || {
+            // SAFETY: the kernel fills the structure; zeros are a valid value before that.
+            let usage = unsafe {
+                let mut usage = std::mem::zeroed::<libc::rusage>();
+                assert_eq!(libc::getrusage(libc::RUSAGE_SELF, &raw mut usage), 0);
+                usage
+            };
+            let ms = |time: libc::timeval| time.tv_sec * 1000 + time.tv_usec / 1000;
+            ms(usage.ru_utime) + ms(usage.ru_stime)
+        };
+        let mut steps = 0;
+        while cpu_ms() < 200 {
+            step(40, &mut || 0).expect("blocks as they were");
+            steps += 1;
+        }
+        assert!(steps > 2 * PLANNED_WITHIN, "{steps} steps");
+        assert_eq!(stepalloc::statistics().plans, 0, "{steps} steps in {} ms", cpu_ms());
+        while stepalloc::statistics().plans == 0 {
+            step(40, &mut || 0).expect("blocks as they were");
+            assert!(cpu_ms() < 20_000, "nothing is planned");
+        }
+    });
+}
+
+#[test]
 fn step_variants_that_come_again_have_their_plans() {
     let name = test_name!(step_variants_that_come_again_have_their_plans);
-    process::scenario(name, &[], || {
+    process::scenario(name, &[AT_ONCE], || {
         let lengths = [40, 80, 56, 120];
         let mut plans = Vec::new();
         for change in 0..40 {
@@ -259,7 +287,7 @@ fn what_begins_counts_detected_steps() {
 fn periods_within_periods_are_served() {
     const UPDATES: usize = 500;
     let name = test_name!(periods_within_periods_are_served);
-    process::scenario(name, &[], || {
+    process::scenario(name, &[AT_ONCE], || {
         for number in 1..=UPDATES {
             for _ in 0..4 {
                 step(40, &mut || 0).expect("blocks as they were");
@@ -403,6 +431,7 @@ fn memory_is_kept_again_where_the_plan_does_not_come() {
     let file = folder.path().join("plan");
     for steps in ["60", "0"] {
         let settings = [
+            AT_ONCE,
             (PLAN, file.to_str().expect("a readable name")),
             ("STEPALLOC_BACKEND", "glibc"),
             ("STEPALLOC_TEST_STEPS", steps),
@@ -414,7 +443,7 @@ fn memory_is_kept_again_where_the_plan_does_not_come() {
 #[test]
 fn lengths_that_never_come_again_find_gaps() {
     let name = test_name!(lengths_that_never_come_again_find_gaps);
-    process::scenario(name, &[], || {
+    process::scenario(name, &[AT_ONCE], || {
         let mut random = Random::new(12);
         for _ in 0..400 {
             step(40 + random.below(400), &mut || 0).expect("blocks as they were");
@@ -430,7 +459,7 @@ fn lengths_that_never_come_again_find_gaps() {
 #[test]
 fn sizes_that_follow_the_data_find_their_slots() {
     let name = test_name!(sizes_that_follow_the_data_find_their_slots);
-    process::scenario(name, &[], || {
+    process::scenario(name, &[AT_ONCE], || {
         let mut random = Random::new(7);
         for _ in 0..120 {
             step(40, &mut || 64 * random.below(16)).expect("blocks as they were");
@@ -446,7 +475,7 @@ fn sizes_that_follow_the_data_find_their_slots() {
 #[test]
 fn a_block_that_grows_beyond_the_plan_is_left_to_the_backend() {
     let name = test_name!(a_block_that_grows_beyond_the_plan_is_left_to_the_backend);
-    process::scenario(name, &[], || {
+    process::scenario(name, &[AT_ONCE], || {
         for _ in 0..60 {
             step(40, &mut || 0).expect("blocks as they were");
         }
@@ -464,7 +493,7 @@ fn a_block_that_grows_beyond_the_plan_is_left_to_the_backend() {
 #[test]
 fn what_has_no_period_is_left_alone() {
     let name = test_name!(what_has_no_period_is_left_alone);
-    process::scenario(name, &[], || {
+    process::scenario(name, &[AT_ONCE], || {
         let mut random = Random::new(3);
         for turn in 0..scaled(100_000) {
             // Sizes at random, then one size all the time.
@@ -483,7 +512,7 @@ fn what_repeats_but_takes_little_is_left_alone() {
     let name = test_name!(what_repeats_but_takes_little_is_left_alone);
     // A buffer compressed after another, as git does; and a long step of blocks that live one at a time.
     for long in ["0", "1"] {
-        process::scenario(name, &[("STEPALLOC_TEST_LONG", long)], || {
+        process::scenario(name, &[AT_ONCE, ("STEPALLOC_TEST_LONG", long)], || {
             let long = env::var("STEPALLOC_TEST_LONG").is_ok_and(|value| value == "1");
             let block = |size: usize| Block::new(size, 1, false).expect("memory");
             for turn in 0..scaled(60_000) {
@@ -524,7 +553,7 @@ fn marks_win_over_what_was_found() {
 #[test]
 fn threads_that_mark_nothing_lose_nothing() {
     let name = test_name!(threads_that_mark_nothing_lose_nothing);
-    process::scenario(name, &[], || {
+    process::scenario(name, &[AT_ONCE], || {
         std::thread::scope(|scope| {
             for number in 0..4 {
                 scope.spawn(move || {

@@ -3,6 +3,8 @@
 use std::env;
 use std::process::{Command, Stdio};
 
+/// Has steps that nobody marks looked for at once; a process that says nothing has to run for a while first.
+pub(crate) const AT_ONCE: (&str, &str) = ("START_STATISTIC_STEP", "0");
 /// Set in a child to the name of the test that it is to run.
 const SCENARIO: &str = "STEPALLOC_HEAP_SCENARIO";
 /// Every setting of the allocator, removed from what a child inherits.

@@ -64,6 +64,9 @@ pub(crate) const RECORDED_SHARE: u64 = 64;
 /// The code that learning runs is made up for where it is more than one part in this many of the process's peak. Elsewhere it hardly
 /// shows in the peak, and what goes back for it would fault again.
 pub(crate) const LEARNING_SHARE: u64 = 128;
+/// CPU time of a process before which no period is looked for, unless START_STATISTIC_STEP says when to begin: to learn a step and to fill
+/// its plan takes some fifteen milliseconds, which one that ends sooner never gets back.
+pub(crate) const YOUNG_NANOSECONDS: u64 = 250_000_000;
 /// Events between two looks at a thread that plans beside the program.
 pub(crate) const SOON: u64 = 64;
 

@@ -43,7 +43,7 @@ impl Machine {
             self.drop_events();
             return self.observe(Watch::Nothing);
         }
-        if self.keeps_to_too_small(now) || now.sizes.is_of_one_size() {
+        if now.is_young || self.keeps_to_too_small(now) || now.sizes.is_of_one_size() {
             return self.found_nothing(now);
         }
         let looked_up = self.looked_up.take();

@@ -64,6 +64,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) has_arena: bool,
     /// The address space is limited: memory to learn with would be taken from the program.
     pub(crate) is_limited: bool,
+    /// The process has hardly run yet, which matters where a period is looked for.
+    pub(crate) is_young: bool,
 }
 
 /// What is to be done, in this order. Those marked last are followed by none: they lead to an event.

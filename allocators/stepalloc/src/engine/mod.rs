@@ -23,7 +23,7 @@ use crate::lookup::Class;
 use crate::lookup::counter::Count;
 use crate::lookup::misses::MISSES;
 use crate::os;
-use crate::policy::LEARNING_SHARE;
+use crate::policy::{LEARNING_SHARE, YOUNG_NANOSECONDS};
 use crate::profile::plan_file::{PlanFile, Plans};
 use crate::profile::proposal::Proposal;
 use crate::record::journal::{self, Journal};
@@ -78,6 +78,8 @@ struct Engine {
     machine: Machine,
     /// The settings were read.
     is_ready: bool,
+    /// No period is looked for yet.
+    is_young: bool,
     /// This process's rank among those that one launcher has started.
     rank: Option<u64>,
     /// The plan file, and what it holds.
@@ -306,6 +308,7 @@ impl Engine {
         Self {
             machine: Machine::new(Settings::DEFAULT),
             is_ready: false,
+            is_young: true,
             rank: None,
             file: None,
             cached: None,
@@ -347,6 +350,9 @@ impl Engine {
     fn happen(&mut self, event: Event, step: Option<StepFigures>) -> bool {
         // Only where a period is looked for does it matter.
         let is_limited = matches!(event, Event::Sampled) && os::address_space_is_limited();
+        if self.is_young && matches!(event, Event::Sampled) {
+            self.is_young = self.machine.settings.start_step.is_none() && os::cpu_ns() < YOUNG_NANOSECONDS;
+        }
         let now = Snapshot {
             sizes: &SIZE_LOG,
             recorder: &RECORDER,
@@ -355,6 +361,7 @@ impl Engine {
             pressures: HEAP.pressures(),
             has_arena: STATE.arena.is_open(),
             is_limited,
+            is_young: self.is_young,
         };
         let actions = self.machine.on(event, &now);
         let acts = !actions.is_empty();

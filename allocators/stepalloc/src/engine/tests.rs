@@ -73,6 +73,7 @@ impl Simulation {
             pressures: self.pressures,
             has_arena: self.arena.is_open(),
             is_limited: false,
+            is_young: false,
         };
         for action in self.machine.on(event, &now) {
             if let Some(event) = self.act(action) {

@@ -459,26 +459,42 @@ impl Heap {
         self.reallocate_at_end(block, pages, relieve)
     }
 
-    /// Moves a block's pages to the end of the range, where it can grow on.
+    /// Moves a block's pages to the end of the range, where it can grow on. Where most of its pages are there already, its content is copied:
+    /// those would be lost, and fault again.
     fn reallocate_at_end(&self, block: Extent, pages: u32, relieve: fn(usize)) -> Option<*mut u8> {
         let mut victims = Victims::none();
-        let (extent, presses) = self.with(|table| {
+        let (extent, copies, presses) = self.with(|table| {
             let extent = table.place_at_end(self, pages, 1)?;
-            // Its first pages take the place of others, which are counted already.
             let kept = Extent::new(extent.start, block.pages);
-            table.retention.resident -= u64::from(self.touched.count(kept));
+            let there = self.touched.count(kept);
+            let copies = there > block.pages / 2;
+            if copies {
+                table.retention.resident += u64::from(block.pages - there);
+            } else {
+                // Its pages take the place of others, which are counted already.
+                table.retention.resident -= u64::from(there);
+            }
             let more = Extent::new(kept.end(), pages - block.pages);
-            Some((extent, table.account(self, more, &mut victims)))
+            Some((extent, copies, table.account(self, more, &mut victims)))
         })??;
         let more = Extent::new(extent.start + block.pages, pages - block.pages);
         let (from, to) = (self.address(block.start), self.address(extent.start));
-        // SAFETY: whole pages, mapped by us, apart, and the caller's alone.
-        self.count_move(unsafe { os::move_content(from, to, block.pages as usize * PAGE) });
+        let bytes = block.pages as usize * PAGE;
+        if copies {
+            // SAFETY: whole pages, mapped by us, apart, and the caller's alone.
+            unsafe { to.copy_from_nonoverlapping(from, bytes) };
+        } else {
+            // SAFETY: as above.
+            self.count_move(unsafe { os::move_content(from, to, bytes) });
+        }
         self.touched.set(Extent::new(extent.start, block.pages));
         let new = self.begin(extent, more, &victims, false, (presses, relieve));
         self.blocks.at(block.start).store(0, Relaxed);
-        self.touched.clear(block);
-        self.free_uncounted(&[block], |table| table.counters.moved += u64::from(block.pages));
+        if !copies {
+            self.touched.clear(block);
+        }
+        let moved = if copies { 0 } else { block.pages };
+        self.free_uncounted(&[block], |table| table.counters.moved += u64::from(moved));
         Some(new)
     }
 

@@ -337,4 +337,43 @@ mod tests {
         assert_eq!(HEAP.adopt(arena, PART, usize::MAX, false), PART);
         assert_eq!(HEAP.held().resident, 2 * PART);
     }
+
+    #[test]
+    fn a_block_that_grows_where_pages_are_is_copied_and_elsewhere_moved() {
+        const MIB: usize = 1 << 20;
+        static HEAP: Heap = Heap::closed();
+        HEAP.map_in(5usize << 39, TABLE_STEP as usize * PAGE).expect("free addresses");
+        HEAP.begin_serving(32 << 10);
+        if !HEAP.can_move() {
+            return println!("skipped: the system moves no pages across mappings");
+        }
+        let allocate = |bytes: usize| {
+            let block = HEAP.allocate(bytes, 16, false, |_| ()).expect("room");
+            // SAFETY: a block of so many bytes.
+            unsafe { block.write_bytes(bytes.ilog2() as u8, bytes) };
+            block
+        };
+        let grown = |block: *mut u8, bytes: usize| {
+            let grown = HEAP.reallocate(block as usize, 2 * bytes, |_| ()).expect("room");
+            // SAFETY: a block of so many bytes, of which the first half was written.
+            let kept = unsafe { core::slice::from_raw_parts(grown, bytes) };
+            assert!(grown != block && kept.iter().all(|&byte| byte == bytes.ilog2() as u8));
+            grown
+        };
+        let (first, second) = (allocate(MIB), allocate(2 * MIB));
+        let before = HEAP.held();
+        // Behind the second one nothing was yet.
+        grown(first, MIB);
+        assert_eq!(HEAP.held().moved - before.moved, MIB);
+        let large = allocate(8 * MIB);
+        assert!(HEAP.release(large as usize));
+        let before = HEAP.held();
+        let new = grown(second, 2 * MIB);
+        let after = HEAP.held();
+        assert_eq!((after.moved, after.resident), (before.moved, before.resident));
+        let mut resident = [0; 4 * MIB / PAGE];
+        // SAFETY: the block's pages, and a byte for each.
+        assert_eq!(unsafe { libc::mincore(new.cast(), 4 * MIB, resident.as_mut_ptr()) }, 0);
+        assert!(resident.iter().all(|page| page & 1 != 0), "none was lost");
+    }
 }

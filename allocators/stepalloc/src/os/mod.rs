@@ -119,10 +119,19 @@ pub(crate) fn bytes_faulted_by_thread() -> u64 {
 
 /// Nanoseconds of a clock that never goes back.
 pub(crate) fn now_ns() -> u64 {
+    time_of(libc::CLOCK_MONOTONIC)
+}
+
+/// CPU time of all of the process's threads so far, in nanoseconds.
+pub(crate) fn cpu_ns() -> u64 {
+    time_of(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+fn time_of(clock: libc::clockid_t) -> u64 {
     let mut time = MaybeUninit::<libc::timespec>::zeroed();
     // SAFETY: as in `address_space_is_limited`; a failure leaves zeros.
     let time = unsafe {
-        libc::clock_gettime(libc::CLOCK_MONOTONIC, time.as_mut_ptr());
+        libc::clock_gettime(clock, time.as_mut_ptr());
         time.assume_init()
     };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
