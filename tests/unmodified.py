@@ -31,7 +31,8 @@ MODES = ("plain", "early", "kept")
 CPU_LIMIT, PEAK_LIMIT = 1.05, 1.03
 # Code and data of the library in each process, which is more than PEAK_LIMIT of one of a few MiB: the summary names apart who takes more.
 LIBRARY_BYTES = 512 << 10
-# CPU time in which the system loads the library into a process, and copies what is mapped when it forks, which is more than CPU_LIMIT of one that ends at once: told apart likewise.
+# CPU time in which the system loads the library into a process, and copies what is mapped when it forks: more than CPU_LIMIT of one that ends
+# at once, and told apart likewise.
 LOAD_SECONDS = 0.0005
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 VENVS = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "unmodified-venvs"

@@ -349,13 +349,13 @@ mod tests {
         }
         let allocate = |bytes: usize| {
             let block = HEAP.allocate(bytes, 16, false, |_| ()).expect("room");
-            // SAFETY: a block of so many bytes.
+            // SAFETY: the whole block.
             unsafe { block.write_bytes(bytes.ilog2() as u8, bytes) };
             block
         };
         let grown = |block: *mut u8, bytes: usize| {
             let grown = HEAP.reallocate(block as usize, 2 * bytes, |_| ()).expect("room");
-            // SAFETY: a block of so many bytes, of which the first half was written.
+            // SAFETY: the first half of the block, which was written.
             let kept = unsafe { core::slice::from_raw_parts(grown, bytes) };
             assert!(grown != block && kept.iter().all(|&byte| byte == bytes.ilog2() as u8));
             grown
