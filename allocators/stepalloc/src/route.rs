@@ -331,6 +331,7 @@ fn release_extent(offset: usize) -> bool {
     if HEAP.wants_watch() {
         engine::watch_heap();
     }
+    HEAP.look_at_process();
     released
 }
 
@@ -411,6 +412,7 @@ unsafe fn free_moved<B: Backend>(mode: u32, block: *mut u8, size: usize, align: 
             if HEAP.wants_watch() {
                 engine::watch_heap();
             }
+            HEAP.look_at_process();
         }
         // SAFETY: the caller's promise; the block is not the arena's nor the heap's, so it is the backend's.
         Released::Foreign => unsafe { B::deallocate(block, size, align) },

@@ -53,6 +53,11 @@ const FREE_ATTEMPTS: u32 = 8;
 /// With more bytes than these free, and resident, somebody is to look whether they are used at all.
 const WATCHED_BYTES: usize = 64 << 20;
 
+/// With more bytes than these free, and resident, it is looked whether the process has risen without the heap, each time that so many
+/// nanoseconds have passed.
+const LOOKED_BYTES: usize = 1 << 20;
+const LOOK_NANOSECONDS: u64 = 5_000_000;
+
 /// The backend is asked for what it keeps free once these bytes are resident, and again each time that as many more are, and an eighth more.
 const TRIM_LEAST: usize = 32 << 20;
 
@@ -109,6 +114,8 @@ struct LockLine {
     resident: AtomicU64,
     /// Those of them that are free, as of the last free.
     free: AtomicU64,
+    /// When the process's peak was last looked at.
+    looked: AtomicU64,
 }
 
 /// States of [`Heap::state`].
@@ -148,6 +155,7 @@ impl Heap {
                 mutex: Mutex::new(),
                 resident: AtomicU64::new(0),
                 free: AtomicU64::new(0),
+                looked: AtomicU64::new(0),
             }),
             table: CachePadded::new(UnsafeCell::new(Table::new())),
             deferred: CachePadded::new(Deferred::none()),
@@ -588,6 +596,28 @@ impl Heap {
     pub(crate) fn relieved(&self) {
         self.with(|table| table.retention.relieved());
         self.pressures.fetch_add(1, Relaxed);
+    }
+
+    /// Called after a free: gives free pages back where the process has risen above its peak without the heap, whose free pages add to that.
+    #[inline]
+    pub(crate) fn look_at_process(&self) {
+        if self.line.free.load(Relaxed) as usize * PAGE >= LOOKED_BYTES {
+            let (now, looked) = (os::coarse_now_ns(), self.line.looked.load(Relaxed));
+            let is_time = now.wrapping_sub(looked) >= LOOK_NANOSECONDS;
+            if is_time && self.line.looked.compare_exchange(looked, now, Relaxed, Relaxed).is_ok() {
+                self.give_back_what_process_rose();
+            }
+        }
+    }
+
+    #[cold]
+    fn give_back_what_process_rose(&self) {
+        os::keeping_errno(|| {
+            let peak = os::peak_bytes() / PAGE as u64;
+            if let Some(excess @ 1..) = self.with(|table| table.retention.process_has(peak)) {
+                self.give_back(excess);
+            }
+        });
     }
 
     /// Whether so much is free that somebody should look after it, and nobody does. The next call says no.

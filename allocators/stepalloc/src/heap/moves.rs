@@ -376,4 +376,26 @@ mod tests {
         assert_eq!(unsafe { libc::mincore(new.cast(), 4 * MIB, resident.as_mut_ptr()) }, 0);
         assert!(resident.iter().all(|page| page & 1 != 0), "none was lost");
     }
+
+    #[test]
+    fn a_block_is_placed_where_pages_are_rather_than_have_them_moved() {
+        const MIB: usize = 1 << 20;
+        static HEAP: Heap = Heap::closed();
+        HEAP.map_in(7usize << 39, TABLE_STEP as usize * PAGE).expect("free addresses");
+        HEAP.begin_serving(32 << 10);
+        let allocate = |bytes: usize| HEAP.allocate(bytes, 16, false, |_| ()).expect("room") as usize;
+        // What keeps it apart from the next one lives on.
+        let [hole, _] = [4 * MIB, PAGE << 4].map(allocate);
+        assert!(HEAP.release(hole));
+        assert_eq!(HEAP.give_back(u64::MAX), 4 * MIB);
+        let free = allocate(5 * MIB);
+        assert!(HEAP.release(free));
+        let before = HEAP.held();
+        assert_eq!(allocate(4 * MIB), free, "the hole fits, but has no pages");
+        let after = HEAP.held();
+        assert_eq!((after.moved, after.returned), (before.moved, before.returned));
+        assert_eq!(after.resident, before.resident);
+        // Where there is nothing better it is taken.
+        assert_eq!(allocate(4 * MIB), hole);
+    }
 }

@@ -11,6 +11,10 @@
 //! next to none of the program's time. Programs of which every step has other shapes still move one page in 25 then that a block is given:
 //! for them it rises further.
 //!
+//! What else the process holds (small blocks, what it maps itself) may rise meanwhile, above what the process ever held: free pages raise its
+//! peak then, though the heap does not grow. Whoever frees looks now and then; some times as many go back as the process rose. So its peak
+//! rises by a small part of what it would, and of what rises by `n` pages, no more than some times `n` fault again.
+//!
 //! Plain numbers only, in pages.
 
 use core::mem;
@@ -50,6 +54,12 @@ const TIME_SAVED: u64 = 1_000_000_000;
 /// What may always be kept: half a MiB of small pages, which no process's peak shows.
 const LEAST: u64 = 128;
 
+/// So many times as many free pages go back as the process rose without the heap.
+const RISE_COUNTS: u64 = 8;
+/// What was handed out and is not there may be touched later; at each look one part in this many of it is thought to stay so. With a part in
+/// eight, large blocks that are filled over many looks were taken for other memory.
+const UNTOUCHED_FORGOTTEN: u64 = 64;
+
 /// The arena's free pages press where they would raise the process's peak by more than one part in this many, and [`LEAST`].
 const PRESSES: u64 = 32;
 
@@ -85,6 +95,19 @@ pub(super) struct Retention {
     pub(super) arena: u64,
     /// The most that was alive here and held there at once, ever: below it, nothing shows in the process's peak.
     total: u64,
+    /// The most that was resident here and held there at once, ever.
+    held: u64,
+    process: Process,
+}
+
+/// The process when it was last looked at, in pages.
+struct Process {
+    /// Its peak.
+    peak: u64,
+    /// [`Retention::held`].
+    held: u64,
+    /// What of that the program may not have touched yet.
+    untouched: u64,
 }
 
 /// "Lately" is so many seconds.
@@ -109,6 +132,8 @@ impl Retention {
             awaits_plan: false,
             arena: 0,
             total: 0,
+            held: 0,
+            process: Process { peak: 0, held: 0, untouched: 0 },
         }
     }
 
@@ -139,6 +164,12 @@ impl Retention {
         (pages * self.slack / SLACK_STEP).min(most)
     }
 
+    /// Whether pages must cease to be resident for a block of `pages` of which `fresh` are not.
+    #[inline]
+    pub(super) fn exceeds(&self, pages: u64, fresh: u64) -> bool {
+        fresh > 0 && self.resident + fresh > self.allowed().max(self.asked() + pages)
+    }
+
     /// Counts a block of `pages`, of which `fresh` were not resident, and returns the pages that must cease to be.
     #[inline]
     pub(super) fn allocate(&mut self, pages: u64, fresh: u64) -> u64 {
@@ -148,7 +179,12 @@ impl Retention {
         let asked = self.asked();
         self.newest = self.newest.max(asked);
         self.peak = self.peak.max(asked);
-        if fresh == 0 { 0 } else { self.resident.saturating_sub(self.allowed()) }
+        if fresh == 0 {
+            return 0;
+        }
+        let excess = self.resident.saturating_sub(self.allowed());
+        self.held = self.held.max(self.resident - excess + self.arena);
+        excess
     }
 
     /// The block of `pages` that is allocated next is lent.
@@ -254,6 +290,20 @@ impl Retention {
     fn forget(&mut self) {
         self.seconds = [0; SECONDS];
         (self.peak, self.newest) = (self.asked(), self.asked());
+    }
+
+    /// Says the process's peak of resident pages. Returns the free pages that are to go back because it has risen otherwise than by the heap.
+    pub(super) fn process_has(&mut self, peak: u64) -> u64 {
+        self.held = self.held.max(self.resident + self.arena);
+        let Process { peak: before, held, untouched } = self.process;
+        // What the heap has handed out shows once the program touches it.
+        let untouched = untouched + (self.held - held);
+        let rise = if before == 0 { 0 } else { peak.saturating_sub(before) };
+        let left = untouched.saturating_sub(rise);
+        self.process = Process { peak, held: self.held, untouched: left - left / UNTOUCHED_FORGOTTEN };
+        // A plan that is about to come needs them.
+        let counts = if self.awaits_plan || self.learning > 0 { 0 } else { RISE_COUNTS };
+        (rise.saturating_sub(untouched) * counts).min(self.free().saturating_sub(LEAST))
     }
 
     /// Called about once a second, where anybody can: forgets what was alive longer ago. Returns the pages that are to go back for it.
@@ -444,6 +494,30 @@ mod tests {
             retention.arena_holds(8_000);
             assert!(retention.presses() == 0);
         }
+    }
+
+    #[test]
+    fn free_pages_go_back_where_the_process_rises_without_the_heap() {
+        let mut retention = Retention::new();
+        assert_eq!(retention.process_has(5_000), 0, "the first look tells nothing");
+        retention.allocate(10_000, 10_000);
+        freed(&mut retention, 9_000);
+        assert_eq!(retention.process_has(12_000), 0, "the heap rose");
+        assert_eq!(retention.process_has(14_000), 0, "what it has handed out was touched later");
+        let untouched = retention.process.untouched;
+        assert!((900..1_000).contains(&untouched), "{untouched}: of 1,000 some are forgotten");
+        let peak = 14_000 + untouched + 100;
+        assert_eq!(retention.process_has(peak), 100 * RISE_COUNTS);
+        retention.resident -= 100 * RISE_COUNTS;
+        assert_eq!(retention.process_has(peak), 0);
+        // What went back may come again: below what the heap ever held, the process rises for others.
+        retention.allocate(8_900, 300);
+        freed(&mut retention, 8_900);
+        assert_eq!(retention.process_has(peak + 50), 50 * RISE_COUNTS);
+        retention.awaits_plan = true;
+        assert_eq!(retention.process_has(peak + 100), 0, "a plan that comes will need them");
+        retention.awaits_plan = false;
+        assert_eq!(retention.process_has(100_000), retention.free() - LEAST, "all that can");
     }
 
     #[test]

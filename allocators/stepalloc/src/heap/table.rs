@@ -1,6 +1,6 @@
 //! What the heap's lock guards: the free extents, the account of pages, and where the range ends.
 
-use super::extents::{Extent, Extents};
+use super::extents::{Extent, Extents, Run};
 use super::pages::Touched;
 use super::retention::Retention;
 use super::{Heap, MOVE_LEAST};
@@ -13,6 +13,8 @@ const MAP_LEAST: usize = 1 << 20;
 const MAP_MOST: usize = 64 << 20;
 /// Free extents that are looked at when pages are to go back, from the top of the range down.
 const SCANNED: usize = 256;
+/// Stretches of resident pages in an extent where a block may be placed.
+const STRETCHES: usize = 16;
 /// The tables are made usable in steps of this many pages: a bit each fills a page of 64 KiB.
 pub(super) const TABLE_STEP: u32 = 1 << 19;
 
@@ -92,10 +94,40 @@ impl Table {
         let step = (align / PAGE).max(1) as u64;
         let base = (heap.base.load(Relaxed) / PAGE) as u64;
         let found = match step {
-            1 => self.extents().take(pages),
-            _ => self.extents().take_aligned(pages, step, base),
+            1 => self.extents().take(pages, |part| heap.touched.count(part)),
+            _ => self.extents().take_aligned(pages, step, base, |part| heap.touched.count(part)),
         };
-        found.map(|start| Extent::new(start, pages)).or_else(|| self.place_at_end(heap, pages, step))
+        let Some(start) = found else { return self.place_at_end(heap, pages, step) };
+        let extent = Extent::new(start, pages);
+        let fresh = pages - heap.touched.count(extent);
+        let exceeds = step == 1 && self.retention.exceeds(u64::from(pages), u64::from(fresh));
+        Some(if exceeds { self.exchange(heap, extent) } else { extent })
+    }
+
+    /// For an extent whose fresh pages would have others moved there, or go back: one of the same length of which more are resident, if there is.
+    #[cold]
+    #[inline(never)]
+    fn exchange(&mut self, heap: &Heap, extent: Extent) -> Extent {
+        let (pages, touched) = (extent.pages, &heap.touched);
+        let Some(Run { extent: run, resident }) = self.extents().most_resident(pages) else { return extent };
+        let mut best = (touched.count(extent), extent);
+        if resident.min(pages) > best.0 {
+            for stretch in touched.stretches(run, true).take(STRETCHES) {
+                let part = Extent::new(stretch.start.min(run.end() - pages), pages);
+                let count = touched.count(part);
+                if count > best.0 {
+                    best = (count, part);
+                }
+                if count == pages {
+                    break;
+                }
+            }
+        }
+        if best.1 != extent {
+            self.extents().take_part(best.1, |part| touched.count(part));
+            self.insert(heap, extent);
+        }
+        best.1
     }
 
     /// The same at the end of all extents.
@@ -104,7 +136,7 @@ impl Table {
         let base = (heap.base.load(Relaxed) / PAGE) as u64;
         let end = self.end;
         let last = self.extents().take_last(end);
-        let from = last.map_or(end, |last| last.start);
+        let from = last.map_or(end, |last| last.extent.start);
         let start = (base + u64::from(from)).next_multiple_of(step) - base;
         if !self.reach(heap, start + u64::from(pages)) {
             if let Some(last) = last {
@@ -114,10 +146,10 @@ impl Table {
         }
         let start = start as u32;
         if start > from {
-            self.extents().insert(Extent::new(from, start - from));
+            self.insert_run(heap, Extent::new(from, start - from));
         }
-        if let Some(rest) = last.filter(|last| last.end() > start + pages) {
-            self.extents().insert(Extent::new(start + pages, rest.end() - start - pages));
+        if let Some(rest) = last.map(|last| last.extent).filter(|last| last.end() > start + pages) {
+            self.insert_run(heap, Extent::new(start + pages, rest.end() - start - pages));
         }
         Some(Extent::new(start, pages))
     }
@@ -125,11 +157,11 @@ impl Table {
     /// An extent of `pages` none of which is resident: a part of a free one, or behind all extents.
     #[cold]
     pub(super) fn place_untouched(&mut self, heap: &Heap, pages: u32) -> Option<Extent> {
-        let part = |extent| heap.touched.stretches(extent, false).find(|part| part.pages >= pages);
+        let part = |run: Run| heap.touched.stretches(run.extent, false).find(|part| part.pages >= pages);
         let found = self.extents().descending().take(SCANNED).find_map(part);
         if let Some(part) = found {
             let part = Extent::new(part.start, pages);
-            self.extents().take_part(part);
+            self.extents().take_part(part, |part| heap.touched.count(part));
             return Some(part);
         }
         let start = self.end;
@@ -138,7 +170,7 @@ impl Table {
 
     /// Takes the pages behind a block, if they are free.
     pub(super) fn extend(&mut self, heap: &Heap, more: Extent) -> bool {
-        if self.extents().take_at(more.start, more.pages) {
+        if self.extents().take_at(more, |part| heap.touched.count(part)) {
             return true;
         }
         let end = self.end;
@@ -147,7 +179,8 @@ impl Table {
         }
         // The last extent, free and too short.
         let last = self.extents().take_last(end);
-        if last.is_some_and(|last| last.start == more.start) && self.reach(heap, u64::from(more.end())) {
+        if last.is_some_and(|last| last.extent.start == more.start) && self.reach(heap, u64::from(more.end()))
+        {
             return true;
         }
         if let Some(last) = last {
@@ -205,10 +238,10 @@ impl Table {
     #[cold]
     #[inline(never)]
     pub(super) fn choose(&mut self, touched: &Touched, wanted: u64, victims: &mut Victims) {
-        // Each is counted once, and a part of it again where its end is looked for.
+        // What is resident of each is known, and a part of it counted where its end is looked for.
         let mut runs = [(0, Extent::default()); SCANNED];
-        for (run, extent) in runs.iter_mut().zip(self.extents().descending()) {
-            *run = (touched.count(extent), extent);
+        for (run, Run { extent, resident }) in runs.iter_mut().zip(self.extents().descending()) {
+            *run = (resident, extent);
         }
         while victims.touched < wanted && !victims.is_full() {
             let Some(run) = runs.iter_mut().max_by_key(|run| run.0).filter(|run| run.0 > 0) else { break };
@@ -226,7 +259,7 @@ impl Table {
                 }
             }
             let part = Extent::new(from, extent.end() - from);
-            self.extents().take_part(part);
+            self.extents().take_part(part, |part| touched.count(part));
             let count = touched.count(part);
             *run = (most - count, Extent::new(extent.start, from - extent.start));
             self.retention.resident -= u64::from(count);
@@ -239,13 +272,14 @@ impl Table {
     pub(super) fn take_below(&mut self, touched: &Touched, below: u32, victims: &mut Victims) {
         while !victims.is_full() {
             let below = victims.all().last().map_or(below, |last| last.start);
-            let Some(extent) = self.extents().descending().find(|extent| extent.end() < below) else {
+            let Some(Run { extent, resident }) =
+                self.extents().descending().find(|run| run.extent.end() < below)
+            else {
                 return;
             };
-            self.extents().take_part(extent);
-            let count = touched.count(extent);
-            self.retention.resident -= u64::from(count);
-            victims.push(extent, count);
+            self.extents().take_part(extent, |part| touched.count(part));
+            self.retention.resident -= u64::from(resident);
+            victims.push(extent, resident);
         }
     }
 
@@ -259,12 +293,16 @@ impl Table {
 
     #[inline]
     pub(super) fn insert(&mut self, heap: &Heap, extent: Extent) {
-        if !self.extents().insert(extent) {
+        if !self.insert_run(heap, extent) {
             // No room in the table: its addresses are lost, its memory is not.
             self.retention.resident -= u64::from(heap.touched.count(extent));
             heap.touched.clear(extent);
             // SAFETY: pages of a free extent, which nobody is given any more.
             unsafe { os::discard(heap.address(extent.start), extent.pages as usize * PAGE) };
         }
+    }
+
+    fn insert_run(&mut self, heap: &Heap, extent: Extent) -> bool {
+        self.extents().insert(Run { extent, resident: heap.touched.count(extent) })
     }
 }
