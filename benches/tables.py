@@ -213,6 +213,19 @@ def everyday():
     return table(*rows)
 
 
+def unmodified():
+    """Those that are above a limit, by more than chance, and the medians of all."""
+    results = [row for row in read("unmodified.csv") if row["cpu_ratio"]]
+    of = lambda row, figure: f"{float(row[figure + '_ratio']):.3f} ± {float(row[figure + '_error']):.3f}" if row[figure + "_ratio"] else "-"
+    rows = [("program", "processes", "CPU time of glibc's", "CPU time, over glibc's", "VmHWM of glibc's", "VmHWM, over glibc's")]
+    for row in results:
+        if row["above"] and any("within chance" not in part for part in row["above"].split("; ")):
+            peak = f"{float(row['peak_rival_bytes']) / (1 << 20):.1f} MiB" if float(row["peak_rival_bytes"] or 0) else "-"
+            rows.append((row["program"], row["processes"], f"{1000 * float(row['cpu_seconds_rival']):.0f} ms", of(row, "cpu"), peak, of(row, "peak")))
+    middle = lambda figure: f"{statistics.median(float(row[figure]) for row in results if row[figure]):.3f}"
+    return f"The medians of {len(results)} programs are {middle('cpu_ratio')} and {middle('peak_ratio')}; {len(rows) - 1} are above a limit:\n\n{table(*rows)}"
+
+
 def workloads():
     """Ours over glibc, and of the rivals the one with the shortest step and the one with the lowest peak."""
     rows = [("workload", "allocator", "time of a step", "page faults of a run", "VmHWM", "bytes in slots", "in slots or gaps")]
@@ -318,7 +331,7 @@ def main():
     plot()
     tables = {
         "README.md": (short,),
-        "BENCHMARKS.md": (pytorch, others, engines, programs, workloads, models, instances, traces, scale, plans, instructions, recording, everyday,
+        "BENCHMARKS.md": (pytorch, others, engines, programs, workloads, models, instances, traces, scale, plans, instructions, recording, everyday, unmodified,
                           compare, machine),
     }
     for name, of_it in tables.items():
