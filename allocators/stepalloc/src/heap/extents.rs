@@ -340,7 +340,7 @@ impl Extents {
         Some(start)
     }
 
-    /// Of the runs of `pages` and more one of which most pages may be resident, up to so many, the shortest of these.
+    /// Of the runs that hold `pages`, the one that could give a block most resident pages; of several, the shortest.
     pub(super) fn most_resident(&self, pages: u32) -> Option<Run> {
         let mut best = (0, UNFIT, None);
         for at in (0..self.count).filter(|&at| self.longest[at] >= pages).take(SCANNED_FOR_PAGES) {

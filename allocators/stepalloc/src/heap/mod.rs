@@ -53,8 +53,7 @@ const FREE_ATTEMPTS: u32 = 8;
 /// With more bytes than these free, and resident, somebody is to look whether they are used at all.
 const WATCHED_BYTES: usize = 64 << 20;
 
-/// With more bytes than these free, and resident, it is looked whether the process has risen without the heap, each time that so many
-/// nanoseconds have passed.
+/// Free resident bytes from which on a free looks whether the process has risen without the heap, and nanoseconds between two looks.
 const LOOKED_BYTES: usize = 1 << 20;
 const LOOK_NANOSECONDS: u64 = 5_000_000;
 

@@ -12,8 +12,8 @@
 //! for them it rises further.
 //!
 //! What else the process holds (small blocks, what it maps itself) may rise meanwhile, above what the process ever held: free pages raise its
-//! peak then, though the heap does not grow. Whoever frees looks now and then; some times as many go back as the process rose. So its peak
-//! rises by a small part of what it would, and of what rises by `n` pages, no more than some times `n` fault again.
+//! peak then, though the heap does not grow. A free looks at that peak now and then, and for each page by which it rose several free
+//! ones go back. So it rises by a small part of what it would, and the page faults that this costs are bounded by the rise.
 //!
 //! Plain numbers only, in pages.
 
@@ -54,7 +54,7 @@ const TIME_SAVED: u64 = 1_000_000_000;
 /// What may always be kept: half a MiB of small pages, which no process's peak shows.
 const LEAST: u64 = 128;
 
-/// So many times as many free pages go back as the process rose without the heap.
+/// Free pages that go back for each page by which the process rose without the heap.
 const RISE_COUNTS: u64 = 8;
 /// What was handed out and is not there may be touched later; at each look one part in this many of it is thought to stay so. With a part in
 /// eight, large blocks that are filled over many looks were taken for other memory.
