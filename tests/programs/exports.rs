@@ -94,3 +94,22 @@ fn what_every_process_runs_lies_together() {
     let kib: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
     assert!((1..=MOST_CODE_KIB).contains(&kib), "{kib} KiB");
 }
+
+/// The large heap's tables are the largest mapping of a small process, and each one costs a fork.
+#[test]
+fn the_heap_is_opened_for_the_first_large_block() {
+    let largest_mib = |command: &str| {
+        let mut shell = process::preloaded("sh", "glibc");
+        let ended = process::finish(shell.args(["-c", command])).with_status(0);
+        let bytes = ended.out().lines().filter_map(|line| {
+            let (begin, end) = line.split_whitespace().next()?.split_once('-')?;
+            let address = |text| u64::from_str_radix(text, 16).ok();
+            Some(address(end)? - address(begin)?)
+        });
+        bytes.max().expect("mappings") >> 20
+    };
+    // The shell's own blocks are small; cat's buffer is of 128 KiB.
+    let small = largest_mib("while read -r line; do echo \"$line\"; done < /proc/self/maps");
+    let large = largest_mib("exec cat /proc/self/maps");
+    assert!(small < 32 && large >= 64, "{small} and {large} MiB");
+}

@@ -229,6 +229,10 @@ unsafe fn unplanned<B: Backend>(size: usize, align: usize, zeroed: bool) -> *mut
 #[inline]
 fn allocate_extent(size: usize, align: usize, zeroed: bool) -> Option<*mut u8> {
     if HEAP.is_unopened() {
+        // The process's first request comes here whatever its size: most processes ask for nothing large.
+        if size < threshold() {
+            return None;
+        }
         engine::open_heap();
     }
     let relieve = if zeroed { engine::relieve_of_zeros } else { engine::relieve };
