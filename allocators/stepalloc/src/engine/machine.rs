@@ -653,7 +653,9 @@ impl Machine {
             self.plans = 1;
             self.plan = Some(Plan { help: HELP_MOST, ..Plan::new(now.pressures) });
         }
-        self.act(Action::Fill(false));
+        if now.has_arena {
+            self.act(Action::Fill(false));
+        }
         self.act(Action::AwaitPlan(false));
         self.act(Action::Retain(if serving { Retention::Retain } else { Retention::Default }));
         self.drop_events();
