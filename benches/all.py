@@ -38,6 +38,7 @@ BENCHES = {
     "compare": (["compare.py"], ["--sittings", "1", "--minutes", "0.1"]),
     "recording": (["recording.py"], ["--programs", "numpy stencil"]),
     "everyday": (["everyday.py"], ["--programs", "sort,openssl"]),
+    "start": (["start.py"], ["--runs", "10"]),
     "instructions": (["instructions.py"], None),
     "planner": (["planner.py", "--long"], None),
     "models": (["models.py"], ["--models", "magika", "--runs", "3"]),

@@ -213,6 +213,15 @@ def everyday():
     return table(*rows)
 
 
+def start():
+    """All that was measured: it is little."""
+    rows = [("program", "allocator", "CPU time", "page faults", "VmHWM")]
+    for row in read("start.csv"):
+        hwm = f"{int(row['vm_hwm_kib']):,} KiB"
+        rows.append((row["program"], row["allocator"], f"{int(row['cpu_microseconds']) / 1000:.2f} ms", f"{int(row['minor_faults']):,}", hwm))
+    return table(*rows)
+
+
 def unmodified():
     """Those that are above a limit, by more than chance, and the medians of all."""
     results = [row for row in read("unmodified.csv") if row["cpu_ratio"]]
@@ -331,7 +340,7 @@ def main():
     plot()
     tables = {
         "README.md": (short,),
-        "BENCHMARKS.md": (pytorch, others, engines, programs, workloads, models, instances, traces, scale, plans, instructions, recording, everyday, unmodified,
+        "BENCHMARKS.md": (pytorch, others, engines, programs, workloads, models, instances, traces, scale, plans, instructions, recording, everyday, start, unmodified,
                           compare, machine),
     }
     for name, of_it in tables.items():
