@@ -187,12 +187,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Granules of which these are taken.
-    fn granules(taken: &[bool]) -> Granules {
-        let bits: Vec<u64> = vec![0; taken.len().div_ceil(WORD as usize)];
+    /// Granules of which these are taken. Their bits lie in `bits`, which outlives them.
+    fn granules(taken: &[bool], bits: &mut Vec<u64>) -> Granules {
+        bits.resize(taken.len().div_ceil(WORD as usize), 0);
         let granules = Granules::none();
-        // SAFETY: zeros for all granules, leaked.
-        unsafe { granules.set_bits(bits.leak().as_mut_ptr().cast()) };
+        // SAFETY: zeros for all granules, which the caller keeps.
+        unsafe { granules.set_bits(bits.as_mut_ptr().cast()) };
         (0..).zip(taken).filter(|(_, taken)| **taken).for_each(|(at, _)| granules.take(Run::new(at, 1)));
         granules
     }
@@ -222,8 +222,8 @@ mod tests {
                 }
                 at = end;
             }
-            let mut found = Vec::new();
-            granules(&taken).free_pieces(run, least, |from, to| found.push((from, to)));
+            let (mut found, mut bits) = (Vec::new(), Vec::new());
+            granules(&taken, &mut bits).free_pieces(run, least, |from, to| found.push((from, to)));
             prop_assert_eq!(found, expected);
         }
     }
