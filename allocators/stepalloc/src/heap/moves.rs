@@ -299,15 +299,30 @@ impl Heap {
 mod tests {
     use super::*;
 
+    /// Opens the heap of the `nth` test, and returns its first address: apart from arenas of other tests, which lie where the heap of a program
+    /// does, and where a sanitizer lets it.
+    fn open(heap: &Heap, nth: usize) -> *mut u8 {
+        let half = TABLE_STEP as usize * PAGE;
+        let is_free = |&base: &*mut u8| {
+            let mapped = os::map_at(base, 2 * half, false);
+            if mapped {
+                // SAFETY: mapped just now.
+                unsafe { os::unmap(base, 2 * half) };
+            }
+            mapped
+        };
+        let bases = [3usize << 39, 33 << 40].map(|first| (first + (nth << 36)) as *mut u8);
+        let base = bases.into_iter().find(is_free).expect("free addresses");
+        heap.map_in(base as usize, half).expect("room for tables");
+        heap.begin_serving(32 << 10);
+        base
+    }
+
     #[test]
     fn what_the_arena_gives_replaces_no_other_free_pages() {
         const PART: usize = 4 << 20;
         static HEAP: Heap = Heap::closed();
-        // Apart from arenas of other tests, which lie where the heap of a program does.
-        let base = 3usize << 39;
-        HEAP.map_in(base, TABLE_STEP as usize * PAGE).expect("free addresses");
-        HEAP.begin_serving(32 << 10);
-        let arena = base as *mut u8;
+        let arena = open(&HEAP, 0);
         assert!(os::map_at(arena, 4 * PART, true));
         HEAP.reach_in_arena(4 * PART);
         HEAP.arena_is_filled(4 * PART);
@@ -342,8 +357,7 @@ mod tests {
     fn a_block_that_grows_where_pages_are_is_copied_and_elsewhere_moved() {
         const MIB: usize = 1 << 20;
         static HEAP: Heap = Heap::closed();
-        HEAP.map_in(5usize << 39, TABLE_STEP as usize * PAGE).expect("free addresses");
-        HEAP.begin_serving(32 << 10);
+        open(&HEAP, 1);
         if !HEAP.can_move() {
             return println!("skipped: the system moves no pages across mappings");
         }
@@ -381,8 +395,7 @@ mod tests {
     fn a_block_is_placed_where_pages_are_rather_than_have_them_moved() {
         const MIB: usize = 1 << 20;
         static HEAP: Heap = Heap::closed();
-        HEAP.map_in(7usize << 39, TABLE_STEP as usize * PAGE).expect("free addresses");
-        HEAP.begin_serving(32 << 10);
+        open(&HEAP, 2);
         let allocate = |bytes: usize| HEAP.allocate(bytes, 16, false, |_| ()).expect("room") as usize;
         // What keeps it apart from the next one lives on.
         let [hole, _] = [4 * MIB, PAGE << 4].map(allocate);

@@ -155,8 +155,8 @@ mod tests {
     #[test]
     fn stretches_are_those_of_the_bits_set() {
         let pages = Touched::none();
-        let memory = vec![0u64; Touched::bytes_for(512) / 8].leak();
-        // SAFETY: zeros for as many pages, leaked.
+        let mut memory = vec![0u64; Touched::bytes_for(512) / 8];
+        // SAFETY: zeros for as many pages, which outlive their use.
         unsafe { pages.open(memory.as_mut_ptr().cast()) };
         let all = Extent::new(3, 500);
         let set = [Extent::new(5, 60), Extent::new(100, 200), Extent::new(400, 1)];

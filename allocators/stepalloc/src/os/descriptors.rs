@@ -50,6 +50,19 @@ pub(crate) fn with_own_descriptors<F: FnOnce() -> R, R>(body: F) -> R {
     })
 }
 
+unsafe extern "C" {
+    /// The C library's `clone`, by the name that the thread sanitizer does not take for a fork's.
+    fn __clone(
+        body: extern "C" fn(*mut c_void) -> c_int,
+        stack: *mut c_void,
+        flags: c_int,
+        argument: *mut c_void,
+        parents_number: *mut c_int,
+        thread_locals: *mut c_void,
+        childs_number: *mut c_int,
+    ) -> c_int;
+}
+
 /// Runs the call in a thread on this stack, and waits for its end.
 fn run_apart<F: FnOnce() -> R, R>(call: &mut Call<F, R>, stack: *mut u8) {
     // All that threads share, but not the descriptors: these are given up by the thread, as the system has no thread begin without them.
@@ -68,7 +81,7 @@ fn run_apart<F: FnOnce() -> R, R>(call: &mut Call<F, R>, stack: *mut u8) {
         let number = running.as_ptr();
         let argument = (&raw mut *call).cast::<c_void>();
         let none = ptr::null_mut::<c_void>();
-        if libc::clone(apart::<F, R>, top, SHARED | NUMBERED, argument, number, none, number) < 0 {
+        if __clone(apart::<F, R>, top, SHARED | NUMBERED, argument, number, none, number) < 0 {
             return;
         }
         loop {

@@ -83,11 +83,13 @@ pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
 /// separates most addresses from those in it. Nothing is reserved: nobody else maps there unless he names the
 /// address.
 pub(crate) fn find_low_range(bytes: usize) -> Option<*mut u8> {
-    const LOW: usize = 1 << 40;
-    let start = map_with(LOW, bytes, libc::PROT_NONE, libc::MAP_NORESERVE)?;
-    // SAFETY: mapped just now, and known here only.
-    unsafe { unmap(start, bytes) };
-    (start as usize == LOW).then_some(start)
+    // The address sanitizer keeps the first for itself.
+    [1 << 40, 1 << 45].into_iter().find_map(|low| {
+        let start = map_with(low, bytes, libc::PROT_NONE, libc::MAP_NORESERVE)?;
+        // SAFETY: mapped just now, and known here only.
+        unsafe { unmap(start, bytes) };
+        (start as usize == low).then_some(start)
+    })
 }
 
 /// Maps pages at an address where nothing is mapped, usable or only reserved; `false` where something is, or the system refuses.
