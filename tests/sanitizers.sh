@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The allocator's unit tests and in-process tests under the address and the thread sanitizer, and preloaded programs under
-# valgrind's memcheck. On the stable toolchain, which ships the sanitizers' runtimes: RUSTC_BOOTSTRAP=1 has it take their
-# flags. Usage: tests/sanitizers.sh [address] [thread] [valgrind]; all three without arguments. Ends with 0 where nothing was found.
+# valgrind's memcheck. The address sanitizer on the stable toolchain, which ships its runtime: RUSTC_BOOTSTRAP=1 has it take the flags. The thread
+# sanitizer on a nightly with rust-src: what std's locks and channels order it sees only where std is built with it.
+# Usage: tests/sanitizers.sh [address] [thread] [valgrind]; all three without arguments. Ends with 0 where nothing was found.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 # 10^9 operations would take days here.
-export RUSTC_BOOTSTRAP=1 SUITE_SETTING=quick
+export SUITE_SETTING=quick
 target=$(rustc -vV | sed -n 's/^host: //p')
 failed=0
 
@@ -13,22 +14,41 @@ count() { # PART UNIT NUMBER, for the suite's table
   if [ -n "${SUITE_COUNTS:-}" ]; then echo "$1,$2,$3" >>"$SUITE_COUNTS"; fi
 }
 
-# Of the unit tests not the models: loom runs their threads one at a time, in memory of its own, and takes many times as long here.
+# NAME, RUSTFLAGS, then cargo's arguments up to the first package. Of the unit tests not the models: loom runs their threads one at a time, in memory of
+# its own, and takes many times as long here.
 sanitized() {
-  local name=$1
+  local name=$1 flags=$2; shift 2
   echo "== $name sanitizer"
-  local log
+  local log passed
   log=$(mktemp)
-  # Frame pointers make stacks readable. Neither C code (jemalloc, mimalloc) nor std is instrumented.
-  RUSTFLAGS="-Zsanitizer=$name -Cforce-frame-pointers=yes -Cunsafe-allow-abi-mismatch=sanitizer" CARGO_TARGET_DIR="target/sanitizer-$name" \
-    cargo test --release --target "$target" -p stepalloc -p stepalloc-tests --lib --test heap -- --skip models:: >"$log" 2>&1
-  local status=$?
+  # Frame pointers make stacks readable. C code (jemalloc, mimalloc) is not instrumented.
+  export CARGO_TARGET_DIR="target/sanitizer-$name" RUSTFLAGS="-Zsanitizer=$name -Cforce-frame-pointers=yes $flags"
+  if ! { "$@" --release --target "$target" -p stepalloc --lib -- --skip models:: "${not_unit[@]}" &&
+    "$@" --release --target "$target" -p stepalloc-tests --test heap -- "${in_process[@]}"; } >"$log" 2>&1; then
+    failed=1; cp "$log" "target/sanitizer-$name.log"; echo "see target/sanitizer-$name.log"
+  fi
+  unset CARGO_TARGET_DIR RUSTFLAGS
   grep -E '^test result|SUMMARY: |FAILED|panicked at|^error' "$log"
-  if [ $status -ne 0 ]; then failed=1; cp "$log" "target/sanitizer-$name.log"; echo "see target/sanitizer-$name.log"; fi
-  local passed
   passed=$(sed -n 's/^test result: .* \([0-9]*\) passed.*/\1/p' "$log" | paste -sd+ | bc)
   count sanitizers "tests under the $name sanitizer" "${passed:-0}"
   rm -f "$log"
+}
+
+# What tests leave behind at their end is the system's: leaks have a part of their own.
+address() {
+  # That one counts page faults, of which the sanitizer has its own.
+  local not_unit=() in_process=(--skip a_loop_of_one_size_is_served_from_warm_pages)
+  export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0}"
+  RUSTC_BOOTSTRAP=1 sanitized address -Cunsafe-allow-abi-mismatch=sanitizer cargo test
+}
+
+# Not those that measure memory, of which the sanitizer takes several times as much, that have the system refuse it, or fork from many threads.
+thread() {
+  local not_unit=(--skip memory_that_the_system_cannot_have --skip where_the_kernel_fails)
+  local in_process=(concurrent:: lifetimes:: model:: operations:: panics:: phases:: settings:: shadow:: threads::)
+  export TSAN_OPTIONS="${TSAN_OPTIONS:-halt_on_error=1}"
+  # core is built once where a panic is one thing for tests and for what they need.
+  CARGO_PROFILE_RELEASE_PANIC=unwind sanitized thread "" cargo +nightly test -Zbuild-std
 }
 
 # What valgrind has nothing to say of where all is right: it replaces no function of malloc's family here, so what it sees
@@ -70,10 +90,7 @@ valgrind_programs() {
 for part in "${@:-address thread valgrind}"; do
   for one in $part; do
     case $one in
-      # What tests leave behind at their end is the system's; leaks have a part of their own.
-      address) ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0}" sanitized address ;;
-      # The sanitizer cannot follow threads that are started within malloc, nor programs that are forked from many threads.
-      thread) TSAN_OPTIONS="${TSAN_OPTIONS:-halt_on_error=1}" sanitized thread ;;
+      address | thread) $one ;;
       valgrind) valgrind_programs ;;
       *) echo "usage: tests/sanitizers.sh [address] [thread] [valgrind]" >&2; exit 2 ;;
     esac
