@@ -58,37 +58,29 @@ fn kept(command: &mut Command) -> Value {
 
 fn every_byte_is_kept(backend: &str) {
     let (mut operations, mut planned) = (0, 0);
-    for round in 0..by_setting(1, 3) {
-        for (number, settings) in SETTINGS.iter().enumerate() {
-            // The quick setting meets each mode with some settings, and each setting with some modes.
-            let modes = MODES
-                .iter()
-                .enumerate()
-                .filter(|(at, _)| ((at + number) as u64).is_multiple_of(by_setting(3, 1)));
-            for (_, &mode) in modes {
-                let directory = tempdir().expect("a directory");
-                let threads = 1 + (seed() + round + number as u64 + u64::from(mode)) % 8;
-                let run = Run {
-                    seed: seed() + round,
-                    threads,
-                    segments: by_setting(4, 30),
-                    steps: by_setting(10, 60),
-                    mode,
-                };
-                // What one process has kept, the next one begins with.
-                let processes =
-                    if settings.iter().any(|(name, _)| *name == "STEPALLOC_PLAN") { 2 } else { 1 };
-                for _ in 0..processes {
-                    let mut command = run.command(backend);
-                    for (name, value) in *settings {
-                        let path = directory.path().display().to_string();
-                        command.env(name, value.replace("DIRECTORY", &path));
-                    }
-                    let said = kept(&mut command);
-                    operations += said["operations"].as_u64().expect("a number");
-                    if mode == MARKED_IN_TURN {
-                        planned += said["planned_steps"].as_u64().expect("a number");
-                    }
+    for (number, settings) in SETTINGS.iter().enumerate() {
+        // The quick setting meets each mode with some settings, and each setting with some modes.
+        let modes = MODES
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| ((at + number) as u64).is_multiple_of(by_setting(3, 1)));
+        for (_, &mode) in modes {
+            let directory = tempdir().expect("a directory");
+            let threads = 1 + (seed() + number as u64 + u64::from(mode)) % 8;
+            let (segments, steps) = (by_setting(4, 16), by_setting(10, 60));
+            let run = Run { seed: seed(), threads, segments, steps, mode };
+            // What one process has kept, the next one begins with.
+            let processes = if settings.iter().any(|(name, _)| *name == "STEPALLOC_PLAN") { 2 } else { 1 };
+            for _ in 0..processes {
+                let mut command = run.command(backend);
+                for (name, value) in *settings {
+                    let path = directory.path().display().to_string();
+                    command.env(name, value.replace("DIRECTORY", &path));
+                }
+                let said = kept(&mut command);
+                operations += said["operations"].as_u64().expect("a number");
+                if mode == MARKED_IN_TURN {
+                    planned += said["planned_steps"].as_u64().expect("a number");
                 }
             }
         }
