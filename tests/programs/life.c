@@ -28,6 +28,11 @@ static void fail(const char *what) {
     _exit(1);
 }
 
+static void fail_errno(const char *what) {
+    fprintf(stderr, "%s: %s\n", what, strerror(errno));
+    _exit(1);
+}
+
 static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -328,8 +333,10 @@ static int forks(const char *count) {
             if (i % 20 == 0) steps(10);
             _exit(0);
         }
+        if (child < 0) fail_errno("fork");
         int status;
-        if (child < 0 || waitpid(child, &status, 0) != child || status) {
+        if (waitpid(child, &status, 0) != child) fail_errno("waitpid");
+        if (status) {
             fprintf(stderr, "child %d has ended with %d\n", i, status);
             _exit(1);
         }
