@@ -15,7 +15,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -71,7 +70,7 @@ static void fill(Block *block) {
     for (; i < block->bytes; i++) block->start[i] = (unsigned char)(block->key + i);
 }
 
-/* Compares the first bytes. */
+/* Compares the first bytes with what `fill` has written. */
 static void compare(const Block *block, size_t count) {
     size_t i = 0, words = block->bytes & ~(size_t)7;
     for (; i + 8 <= count && i < words; i += 8) {
