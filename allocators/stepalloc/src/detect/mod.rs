@@ -6,7 +6,7 @@
 //! cut there, and its steps are merged as marked ones are.
 
 use crate::lookup::VARIANTS;
-use crate::policy::{RECORDED_MOST, RECORDED_SHARE};
+use crate::policy::{COMPARISONS_HERE, RECORDED_MOST, RECORDED_SHARE};
 use crate::profile::collector::{Collector, Translator, Until};
 use crate::profile::step_profile::{Start, StepProfile};
 use crate::record::recorder::{Event, Recorder};
@@ -79,7 +79,7 @@ pub(crate) struct Recorded {
 #[derive(Default)]
 struct Log {
     events: Vec<StepEvent>,
-    /// The same as bytes; only while the boundary is looked for.
+    /// The same as bytes; only while the boundary is looked for, or may be again.
     changes: Vec<Change>,
     /// For each allocation its index among the events and its bytes.
     starts: Vec<usize>,
@@ -92,8 +92,8 @@ pub(crate) enum Followed {
     More(u64),
     /// Enough steps were seen.
     Enough,
-    /// The program does not repeat with this period.
-    Lost,
+    /// The program does not repeat with this period, but with another where one was found.
+    Lost(Option<Period>),
 }
 
 /// Periods that were followed and rejected: loops within a step, which come again with each step.
@@ -197,10 +197,10 @@ impl DetectedSteps {
 
     /// Takes in the log up to index `end`.
     pub(crate) fn follow(&mut self, recorder: &Recorder, end: u64, settings: &Settings) -> Followed {
-        let looking = self.at.is_none();
+        let looking = self.at.is_none() || !self.period.repeats();
         let before = self.log.sizes.len();
         if !recorder.read(end, |event, _| self.log.take(event, &mut self.translator, looking)) {
-            return Followed::Lost;
+            return Followed::Lost(None);
         }
         if !self.period.repeats() {
             self.sizes.extend(&self.log.sizes[before..]);
@@ -214,11 +214,11 @@ impl DetectedSteps {
             None => {
                 let sizes = [&*self.earlier, &self.log.sizes].concat();
                 if !self.period.holds(&sizes) {
-                    return Followed::Lost;
+                    return Followed::Lost(None);
                 }
                 if !self.checked && !self.period.is_balanced(&self.log.changes) {
                     if !self.lasts {
-                        return Followed::Lost;
+                        return Followed::Lost(None);
                     }
                     self.needed = self.needed.max(self.logged / CONFIRMED);
                 }
@@ -227,9 +227,11 @@ impl DetectedSteps {
                     return Followed::More((self.needed - self.log.sizes.len()) as u64);
                 }
                 let boundary = period::boundary(&self.earlier, &self.log.changes, &self.period);
-                let Some(boundary) = boundary else { return Followed::Lost };
+                let Some(boundary) = boundary else { return Followed::Lost(None) };
                 self.collector.learn(&sizes, length);
-                self.log.changes = Vec::new();
+                if self.period.repeats() {
+                    self.log.changes = Vec::new();
+                }
                 boundary
             }
         };
@@ -245,13 +247,16 @@ impl DetectedSteps {
             let enough = self.collector.merge(events, true, until, settings.max_steps);
             if !self.lasts && self.period.repeats() && self.collector.variants() > 1 {
                 // What was repeated has ended.
-                return Followed::Lost;
+                return Followed::Lost(None);
             }
             if !self.period.repeats() {
                 self.boundaries.push(at);
                 if self.merge_turns(settings) {
                     self.at = Some(at);
                     return Followed::Enough;
+                }
+                if let Some(turn) = self.other_turn() {
+                    return Followed::Lost(Some(turn));
                 }
             }
             if !enough {
@@ -310,19 +315,29 @@ impl DetectedSteps {
         true
     }
 
+    /// The period of sizes that come again after some time that is no multiple of this one: the steps that take turns differ in how many
+    /// allocations they have, and only some of them have as many as this.
+    fn other_turn(&self) -> Option<Period> {
+        let found = period::find_within(&self.sizes, COMPARISONS_HERE).ok()??;
+        let length = self.period.allocations;
+        let is_other = found.allocations > length && !found.allocations.is_multiple_of(length);
+        (found.repeats() && is_other).then_some(found)
+    }
+
     /// The allocation in the size log at which recording began.
     pub(crate) fn since(&self) -> u64 {
         self.since
     }
 
-    /// What was recorded, as long as nothing was merged of it.
+    /// What was recorded, as long as nothing was dropped of it.
     pub(crate) fn into_recorded(self) -> Option<Recorded> {
-        if self.at.is_some() {
+        if self.at.is_some() && self.period.repeats() {
             return None;
         }
         let (since, mut log) =
             self.before.map_or((self.since, Log::default()), |before| (before.since, before.log));
         log.append(self.log);
+        log.undo_merging();
         Some(Recorded { since, log, translator: self.translator })
     }
 
@@ -377,6 +392,15 @@ impl Log {
         self.events.append(&mut log.events);
         self.changes.append(&mut log.changes);
         self.sizes.append(&mut log.sizes);
+    }
+
+    /// Gives the events the sizes that were asked for, which merging replaced by those of slots.
+    fn undo_merging(&mut self) {
+        for (&start, &asked) in self.starts.iter().zip(&self.sizes) {
+            if let StepEvent::Allocate { size, .. } = &mut self.events[start] {
+                *size = asked;
+            }
+        }
     }
 
     /// Drops everything before an allocation, and returns it.

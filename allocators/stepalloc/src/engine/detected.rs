@@ -256,7 +256,13 @@ impl Machine {
                 self.looked_up = Some(found);
                 self.come_back_soon();
             }
-            Outcome::Lost(recorded) => self.lose(recorded),
+            Outcome::Lost(recorded, other) => {
+                self.lose(recorded);
+                if other.is_some() {
+                    self.looked_up = Some(other);
+                    self.come_back_soon();
+                }
+            }
             _ => self.lose(None),
         }
     }

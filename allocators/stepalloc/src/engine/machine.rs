@@ -538,7 +538,7 @@ impl Machine {
             Outcome::Hard { profiles, start } => self.work(Work::Plan { profiles, start }, false, since),
             Outcome::Unalike => self.refuse(now),
             // Of steps that were detected before the program marked any.
-            Outcome::Follow(..) | Outcome::Lost(_) | Outcome::Looked(_) => {}
+            Outcome::Follow(..) | Outcome::Lost(..) | Outcome::Looked(_) => {}
             Outcome::Plan(Some(proposal)) if proposal.start.is_some() => {}
             Outcome::Plan(proposal) => {
                 self.drop_events();

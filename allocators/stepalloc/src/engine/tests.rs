@@ -415,6 +415,36 @@ fn so_are_steps_of_which_only_the_contour_comes_again() {
 }
 
 #[test]
+fn a_turn_is_planned_where_most_of_its_lengths_ask_for_as_many_blocks_and_one_for_fewer() {
+    // Three lengths have one contour, by which a period is found that is none.
+    let long = |length: usize| -> Vec<u64> {
+        let sizes = [sizes(400, 3), sizes(29, 5).repeat(4), sizes(294, 7)].concat();
+        sizes.iter().map(|size| size * [8, 6, 5, 7][length] / 8).collect()
+    };
+    let lengths = [sizes(234, 9), long(1), long(2), long(3)];
+    let turn: usize = lengths.iter().map(Vec::len).sum();
+    for before in (0..1000).step_by(100) {
+        let mut simulation = Simulation::new(Settings::DEFAULT);
+        let mut state = 1;
+        for _ in 0..before {
+            simulation.step_of(&[(32 << 10) + random(&mut state) % 100_000]);
+        }
+        let mut planned = None;
+        for step in 0..16 {
+            simulation.step_of(&lengths[step % lengths.len()]);
+            simulation.finish_work();
+            if simulation.is_planned() && planned.is_none() {
+                planned = Some(step + 1);
+            }
+        }
+        let plan = simulation.machine.plan.as_ref().expect("a plan");
+        assert_eq!((plan.profiles.len(), plan.profiles[0].sequence.len()), (1, turn), "after {before}");
+        assert!(planned.is_some_and(|step| step <= 2 * lengths.len()), "after {before}: {planned:?}");
+        assert_eq!(simulation.machine.plans, 1, "after {before}");
+    }
+}
+
+#[test]
 fn marked_steps_are_recorded_from_start_until_stable_and_then_served() {
     let mut simulation = Simulation::new(marked(4, 3));
     let sizes = sizes(20, 3);

@@ -32,8 +32,8 @@ pub(crate) enum Outcome {
     Unalike,
     /// So many more allocations of detected steps are wanted; 0 where they are enough.
     Follow(Box<DetectedSteps>, u64),
-    /// There is no period to follow; what was recorded, where that may be of use for another.
-    Lost(Option<Box<Recorded>>),
+    /// The period is not to be followed; what was recorded, where that may be of use for another, and that other, where it was found.
+    Lost(Option<Box<Recorded>>, Option<Period>),
     /// The period, where there is one.
     Looked(Option<Period>),
     /// To be planned beside the program.
@@ -83,7 +83,7 @@ impl Work {
                 match detected.follow(means.recorder, end, &settings) {
                     Followed::More(allocations) => Outcome::Follow(detected, allocations.max(1)),
                     Followed::Enough => Outcome::Follow(detected, 0),
-                    Followed::Lost => Outcome::Lost(detected.into_recorded().map(Box::new)),
+                    Followed::Lost(other) => Outcome::Lost(detected.into_recorded().map(Box::new), other),
                 }
             }
             Self::Look { sizes } => Outcome::Looked(match means.place {
