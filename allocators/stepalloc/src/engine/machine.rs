@@ -536,7 +536,7 @@ impl Machine {
                 self.work(Work::Plan { profiles, start: None }, true, since);
             }
             Outcome::Hard { profiles, start } => self.work(Work::Plan { profiles, start }, false, since),
-            Outcome::Unalike => self.refuse(now),
+            Outcome::Refused => self.refuse(now),
             // Of steps that were detected before the program marked any.
             Outcome::Follow(..) | Outcome::Lost(..) | Outcome::Looked(_) => {}
             Outcome::Plan(Some(proposal)) if proposal.start.is_some() => {}

@@ -1,7 +1,7 @@
 //! Work that takes longer than a boundary may: merging recorded steps, cutting them, planning.
 
 use crate::detect::{DetectedSteps, Followed, Recorded};
-use crate::policy::{BLOCKS_HERE, GOOD_BYTES, GOOD_RESIDENT_SHARE, GOOD_SHARE, NEAR_LEAST};
+use crate::policy::*;
 use crate::profile::collector::Collector;
 use crate::profile::proposal::{Aim, Proposal};
 use crate::profile::step_profile::{Start, StepProfile, with_others};
@@ -28,8 +28,8 @@ pub(crate) enum Outcome {
     More(Box<Collector>),
     /// Enough were seen.
     Enough(Vec<Arc<StepProfile>>),
-    /// Enough were seen to say that steps do not repeat.
-    Unalike,
+    /// No plan is worth it: the steps do not repeat, or learning one takes too much memory.
+    Refused,
     /// So many more allocations of detected steps are wanted; 0 where they are enough.
     Follow(Box<DetectedSteps>, u64),
     /// The period is not to be followed; what was recorded, where that may be of use for another, and that other, where it was found.
@@ -69,12 +69,23 @@ impl Work {
     pub(crate) fn run(self, means: Means<'_>) -> Outcome {
         match self {
             Self::Merge { mut collector, ends, settings, others } => {
-                if !ends.iter().any(|&end| collector.step(means.recorder, end, &settings)) {
+                let most = (means.peak / STEP_SHARE).max(STEP_BYTES) / EVENT_BYTES;
+                let mut enough = false;
+                for end in ends {
+                    if means.recorder.unread(end) > most {
+                        return Outcome::Refused;
+                    }
+                    enough = collector.step(means.recorder, end, &settings);
+                    if enough {
+                        break;
+                    }
+                }
+                if !enough {
                     return Outcome::More(collector);
                 }
                 let profiles = collector.profiles(false);
                 match means.place {
-                    _ if collector.is_unalike(&profiles) => Outcome::Unalike,
+                    _ if collector.is_unalike(&profiles) => Outcome::Refused,
                     Place::Beside => Outcome::Plan(plan(with_others(profiles, &others), means)),
                     Place::Here | Place::HereOnly => Outcome::Enough(profiles),
                 }

@@ -409,6 +409,19 @@ impl Extents {
         })
     }
 
+    /// The last run that begins before a page.
+    pub(super) fn last_before(&self, page: u32) -> Option<Extent> {
+        let (at, index) = self.locate(page);
+        Some(self.extent((at, index.checked_sub(1)?)))
+    }
+
+    /// The runs of at least so many pages, the lowest first.
+    pub(super) fn ascending(&self, least: u32) -> impl Iterator<Item = Run> {
+        let leaves = (0..self.count).filter(move |&at| self.longest[at] >= least).map(|at| self.leaf(at));
+        let runs = leaves.flat_map(|leaf| (0..leaf.count as usize).map(|at| leaf.run(at)));
+        runs.filter(move |run| run.extent.pages >= least)
+    }
+
     /// All runs, the highest first.
     pub(super) fn descending(&self) -> impl Iterator<Item = Run> {
         let leaves = (0..self.count).rev().map(|at| self.leaf(at));

@@ -8,7 +8,7 @@
 //! The range's first half is the arena's, its second half the heap's, so that one comparison says whether an address is ours, and pages
 //! can change from one to the other: when a plan comes into force, slots get the pages that the heap has free ([`Heap::fill`]), and when it
 //! is left, the heap gets them back ([`Heap::adopt`]). The kernel moves them ([`moves`]) by `mremap`, without a fault and without a copy. Likewise where the heap would grow beyond its
-//! peak, free pages move under the new block, and a block that grows where its neighbour is taken moves to the end of the range.
+//! peak, free pages move under the new block, and a block that grows where its neighbour is taken moves to where it can grow on.
 //!
 //! One short lock, without a page fault under it and without a system call but for the range's rare growth. An allocation that does not get
 //! it within a second is the backend's. A free that does not get it at once is left to whoever has it ([`Heap::defer`]), so that no free
@@ -463,15 +463,15 @@ impl Heap {
         if block.pages as usize * PAGE < REMAP_LEAST || !self.can_move() {
             return None;
         }
-        self.reallocate_at_end(block, pages, relieve)
+        self.reallocate_elsewhere(block, pages, relieve)
     }
 
-    /// Moves a block's pages to the end of the range, where it can grow on. Where most of its pages are there already, its content is copied:
+    /// Moves a block's pages to where it can grow on. Where most of its pages are there already, its content is copied:
     /// those would be lost, and fault again.
-    fn reallocate_at_end(&self, block: Extent, pages: u32, relieve: fn(usize)) -> Option<*mut u8> {
+    fn reallocate_elsewhere(&self, block: Extent, pages: u32, relieve: fn(usize)) -> Option<*mut u8> {
         let mut victims = Victims::none();
         let (extent, copies, presses) = self.with(|table| {
-            let extent = table.place_at_end(self, pages, 1)?;
+            let extent = table.place_with_room(self, pages)?;
             let kept = Extent::new(extent.start, block.pages);
             let there = self.touched.count(kept);
             let copies = there > block.pages / 2;

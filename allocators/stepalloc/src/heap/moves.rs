@@ -14,10 +14,15 @@ const MAPPINGS: usize = 8192;
 /// Where there are more even then, as live blocks keep theirs, nothing is moved any more.
 const MAPPINGS_MOST: usize = 16_384;
 
+/// Pages that are mapped anew at a time: nobody finds room in them meanwhile.
+const MAPPED_ANEW: u32 = 1024;
+
 /// States of [`Heap::moves`]: whether the kernel moves pages is asked when first some are to move, which few programs come to.
 pub(super) const UNKNOWN: u8 = 0;
 const MOVES: u8 = 1;
 const STAYS: u8 = 2;
+/// What is free is mapped anew.
+const PAUSES: u8 = 3;
 
 impl Heap {
     /// Gives the pages of victims back, or moves them to where `into` has none, and frees the victims.
@@ -80,11 +85,14 @@ impl Heap {
             self.moved.store(0, Relaxed);
             let are_more = |than: usize| os::keeping_errno(os::mappings).is_none_or(|count| count > than);
             if are_more(MAPPINGS) {
-                self.map_anew();
-                if are_more(MAPPINGS_MOST) {
-                    self.moves.store(STAYS, Relaxed);
+                if self.moves.compare_exchange(MOVES, PAUSES, Relaxed, Relaxed).is_err() {
                     return false;
                 }
+                self.map_anew();
+                let state = if are_more(MAPPINGS_MOST) { STAYS } else { MOVES };
+                // A move that has failed meanwhile says more.
+                let _ = self.moves.compare_exchange(PAUSES, state, Relaxed, Relaxed);
+                return self.moves.load(Relaxed) == MOVES;
             }
         }
         true
@@ -104,7 +112,7 @@ impl Heap {
         let mut below = u32::MAX;
         loop {
             let mut victims = Victims::none();
-            if self.with(|table| table.take_below(&self.touched, below, &mut victims)).is_none()
+            if self.with(|table| table.take_below(&self.touched, below, MAPPED_ANEW, &mut victims)).is_none()
                 || victims.count == 0
             {
                 return;
@@ -410,5 +418,55 @@ mod tests {
         assert_eq!(after.resident, before.resident);
         // Where there is nothing better it is taken.
         assert_eq!(allocate(4 * MIB), hole);
+    }
+
+    /// The end of all extents, in bytes.
+    fn end(heap: &Heap) -> usize {
+        heap.with(|table| table.end).expect("the lock") as usize * PAGE
+    }
+
+    #[test]
+    fn blocks_that_grow_in_turn_do_not_leap_over_each_other_for_ever() {
+        const BYTES: usize = 256 << 10;
+        static HEAP: Heap = Heap::closed();
+        open(&HEAP, 3);
+        let allocate = |bytes: usize| HEAP.allocate(bytes, 16, false, |_| ()).expect("room") as usize;
+        let mut last = allocate(BYTES);
+        for _ in 0..1000 {
+            let [block, behind] = [BYTES; 2].map(allocate);
+            let grown = HEAP.reallocate(block, 2 * BYTES, |_| ());
+            assert!(HEAP.release(core::mem::replace(&mut last, grown.map_or(block, |grown| grown as usize))));
+            assert!(HEAP.release(behind));
+        }
+        assert!(end(&HEAP) <= 32 * BYTES, "{} blocks", end(&HEAP) / BYTES);
+    }
+
+    #[test]
+    fn what_gives_way_leaves_the_free_addresses_around_it_to_others() {
+        const MIB: usize = 1 << 20;
+        const PAGES: u32 = (64 * MIB / PAGE) as u32;
+        static HEAP: Heap = Heap::closed();
+        open(&HEAP, 4);
+        let large = HEAP.allocate(64 * MIB, 16, false, |_| ()).expect("room");
+        assert!(HEAP.release(large as usize));
+        assert_eq!(HEAP.give_back(u64::MAX), 64 * MIB);
+        // A few pages far apart are there.
+        let resident = [0, PAGES / 2, PAGES - 100].map(|start| Extent::new(start, 8));
+        let all = Extent::new(0, PAGES);
+        HEAP.with(|table| {
+            table.extents().take_part(all, |_| 0);
+            resident.iter().for_each(|&extent| HEAP.touched.set(extent));
+            table.retention.resident += 24;
+            table.insert(&HEAP, all);
+        });
+        let mut victims = Victims::none();
+        HEAP.with(|table| table.choose(&HEAP.touched, 20, &mut victims));
+        assert!(victims.touched >= 20, "{}", victims.touched);
+        let taken: u32 = victims.all().iter().map(|victim| victim.pages).sum();
+        assert!(taken <= 3 * 64, "{:?}", victims.all());
+        // Mapping anew takes all of it, but not at once.
+        let mut victims = Victims::none();
+        HEAP.with(|table| table.take_below(&HEAP.touched, u32::MAX, MAPPED_ANEW, &mut victims));
+        assert!(victims.count == 1 && victims.all()[0].pages <= MAPPED_ANEW);
     }
 }

@@ -13,6 +13,8 @@ const MAP_LEAST: usize = 1 << 20;
 const MAP_MOST: usize = 64 << 20;
 /// Free extents that are looked at when pages are to go back, from the top of the range down.
 const SCANNED: usize = 256;
+/// Pages of a part that is taken for few that are resident, at most.
+const SPARSE: u32 = 64;
 /// Stretches of resident pages in an extent where a block may be placed.
 const STRETCHES: usize = 16;
 /// The tables are made usable in steps of this many pages: a bit each fills a page of 64 KiB.
@@ -69,6 +71,22 @@ impl Victims {
     pub(super) fn all(&self) -> &[Extent] {
         &self.extents[..self.count]
     }
+}
+
+/// The last page of an extent from which on `enough` are resident, if they are.
+fn last_with(touched: &Touched, extent: Extent, enough: u32) -> u32 {
+    // Behind `end` they are too few.
+    let (mut from, mut end, mut behind) = (extent.start, extent.end(), 0);
+    while end - from > 1 {
+        let midst = from + (end - from) / 2;
+        let count = behind + touched.count(Extent::new(midst, end - midst));
+        if count >= enough {
+            from = midst;
+        } else {
+            (end, behind) = (midst, count);
+        }
+    }
+    from
 }
 
 impl Table {
@@ -157,15 +175,27 @@ impl Table {
     /// An extent of `pages` none of which is resident: a part of a free one, or behind all extents.
     #[cold]
     pub(super) fn place_untouched(&mut self, heap: &Heap, pages: u32) -> Option<Extent> {
-        let part = |run: Run| heap.touched.stretches(run.extent, false).find(|part| part.pages >= pages);
-        let found = self.extents().descending().take(SCANNED).find_map(part);
-        if let Some(part) = found {
-            let part = Extent::new(part.start, pages);
-            self.extents().take_part(part, |part| heap.touched.count(part));
-            return Some(part);
-        }
-        let start = self.end;
-        self.reach(heap, u64::from(start) + u64::from(pages)).then_some(Extent::new(start, pages))
+        self.take_untouched(heap, pages, pages).or_else(|| {
+            let start = self.end;
+            self.reach(heap, u64::from(start) + u64::from(pages)).then_some(Extent::new(start, pages))
+        })
+    }
+
+    /// The same where a block can grow to twice its pages; behind all extents it can always.
+    #[cold]
+    pub(super) fn place_with_room(&mut self, heap: &Heap, pages: u32) -> Option<Extent> {
+        self.take_untouched(heap, pages, pages.saturating_mul(2))
+            .or_else(|| self.place_at_end(heap, pages, 1))
+    }
+
+    /// The first `pages` of the lowest free stretch of at least `room` pages none of which is resident.
+    fn take_untouched(&mut self, heap: &Heap, pages: u32, room: u32) -> Option<Extent> {
+        let stretch = |run: Run| heap.touched.stretches(run.extent, false).find(|part| part.pages >= room);
+        let runs = self.extents().ascending(room).filter(|run| run.extent.pages - run.resident >= room);
+        let found = runs.take(SCANNED).find_map(stretch)?;
+        let part = Extent::new(found.start, pages);
+        self.extents().take_part(part, |part| heap.touched.count(part));
+        Some(part)
     }
 
     /// Takes the pages behind a block, if they are free.
@@ -234,7 +264,8 @@ impl Table {
         self.retention.presses()
     }
 
-    /// Takes parts of free extents with `wanted` resident pages in all, if there are: of the extents that have most, from their ends.
+    /// Takes parts of free extents with `wanted` resident pages in all, if there are: of the extents that have most, the last ones. What lies
+    /// behind those stays free, for others meanwhile.
     #[cold]
     #[inline(never)]
     pub(super) fn choose(&mut self, touched: &Touched, wanted: u64, victims: &mut Victims) {
@@ -247,18 +278,10 @@ impl Table {
             let Some(run) = runs.iter_mut().max_by_key(|run| run.0).filter(|run| run.0 > 0) else { break };
             let (most, extent) = *run;
             let enough = (wanted - victims.touched).max(MOVE_LEAST.into()).min(most.into()) as u32;
-            // The last page from which on `enough` are resident. Behind `end` they are too few.
-            let (mut from, mut end, mut behind) = (extent.start, extent.end(), 0);
-            while enough < most && end - from > 1 {
-                let midst = from + (end - from) / 2;
-                let count = behind + touched.count(Extent::new(midst, end - midst));
-                if count >= enough {
-                    from = midst;
-                } else {
-                    (end, behind) = (midst, count);
-                }
-            }
-            let part = Extent::new(from, extent.end() - from);
+            let from = if enough < most { last_with(touched, extent, enough) } else { extent.start };
+            let end = last_with(touched, extent, 1) + 1;
+            let from = from.max(end.saturating_sub((2 * enough).max(SPARSE)));
+            let part = Extent::new(from, end - from);
             self.extents().take_part(part, |part| touched.count(part));
             let count = touched.count(part);
             *run = (most - count, Extent::new(extent.start, from - extent.start));
@@ -267,20 +290,17 @@ impl Table {
         }
     }
 
-    /// Takes the highest free extents that end below a page.
+    /// Takes the highest free pages below a page that lie in a row, `most` at most.
     #[cold]
-    pub(super) fn take_below(&mut self, touched: &Touched, below: u32, victims: &mut Victims) {
-        while !victims.is_full() {
-            let below = victims.all().last().map_or(below, |last| last.start);
-            let Some(Run { extent, resident }) =
-                self.extents().descending().find(|run| run.extent.end() < below)
-            else {
-                return;
-            };
-            self.extents().take_part(extent, |part| touched.count(part));
-            self.retention.resident -= u64::from(resident);
-            victims.push(extent, resident);
-        }
+    pub(super) fn take_below(&mut self, touched: &Touched, below: u32, most: u32, victims: &mut Victims) {
+        let Some(extent) = self.extents().last_before(below) else { return };
+        let end = extent.end().min(below);
+        let start = extent.start.max(end.saturating_sub(most));
+        let part = Extent::new(start, end - start);
+        let resident = touched.count(part);
+        self.extents().take_part(part, |part| touched.count(part));
+        self.retention.resident -= u64::from(resident);
+        victims.push(part, resident);
     }
 
     #[inline]
