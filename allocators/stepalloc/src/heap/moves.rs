@@ -463,7 +463,7 @@ mod tests {
         HEAP.with(|table| table.choose(&HEAP.touched, 20, &mut victims));
         assert!(victims.touched >= 20, "{}", victims.touched);
         let taken: u32 = victims.all().iter().map(|victim| victim.pages).sum();
-        assert!(taken <= 3 * 64, "{:?}", victims.all());
+        assert!(taken <= 3 * 1024, "{:?}", victims.all());
         // Mapping anew takes all of it, but not at once.
         let mut victims = Victims::none();
         HEAP.with(|table| table.take_below(&HEAP.touched, u32::MAX, MAPPED_ANEW, &mut victims));
