@@ -311,15 +311,28 @@ static void *allocate_large(void *unused) {
     return NULL;
 }
 
-/* Forks while 8 threads allocate; children allocate, make steps and end. */
+/* Waits for a child, which must end with 0. */
+static void end_of(pid_t child) {
+    int status;
+    if (waitpid(child, &status, 0) != child) fail_errno("waitpid");
+    if (status) {
+        fprintf(stderr, "child %d has ended with %d\n", (int)child, status);
+        _exit(1);
+    }
+}
+
+/* Forks while 8 threads allocate; up to 8 children at a time allocate, make steps and end. */
 static int forks(const char *count) {
     steps(30);
     pthread_t threads[8];
+    pid_t running[8] = {0};
     for (int i = 0; i < 8; i++) pthread_create(&threads[i], NULL, allocate_large, NULL);
     for (int i = 0; i < atoi(count); i++) {
-        step(i);
+        /* Each block of a step waits for the others' turns. */
+        if (i % 8 == 0) step(i);
         char *mine = malloc(100000 + i % 10 * 50000);
         memset(mine, i, 100000);
+        if (running[i % 8]) end_of(running[i % 8]);
         pid_t child = fork();
         if (child == 0) {
             alarm(60);
@@ -334,14 +347,10 @@ static int forks(const char *count) {
             _exit(0);
         }
         if (child < 0) fail_errno("fork");
-        int status;
-        if (waitpid(child, &status, 0) != child) fail_errno("waitpid");
-        if (status) {
-            fprintf(stderr, "child %d has ended with %d\n", i, status);
-            _exit(1);
-        }
+        running[i % 8] = child;
         free(mine);
     }
+    for (int i = 0; i < 8; i++) if (running[i]) end_of(running[i]);
     done = 1;
     for (int i = 0; i < 8; i++) pthread_join(threads[i], NULL);
     return 0;

@@ -445,6 +445,26 @@ fn a_turn_is_planned_where_most_of_its_lengths_ask_for_as_many_blocks_and_one_fo
 }
 
 #[test]
+fn steps_that_would_take_much_memory_to_learn_get_no_plan() {
+    // Each block is one event, and its free another.
+    let most = (STEP_BYTES / EVENT_BYTES / 2) as usize;
+    for (blocks, is_planned) in [(most, true), (most + 1, false)] {
+        let mut simulation = Simulation::new(marked(2, 2));
+        for _ in 0..8 {
+            simulation.mark(false);
+            for block in 0..blocks {
+                let bytes = (1 + block % 20) << 20;
+                simulation.allocate(1, bytes as u64, 1);
+                simulation.free(1, bytes);
+            }
+            simulation.finish_work();
+        }
+        simulation.mark(false);
+        assert_eq!(simulation.is_planned(), is_planned, "{blocks} blocks");
+    }
+}
+
+#[test]
 fn marked_steps_are_recorded_from_start_until_stable_and_then_served() {
     let mut simulation = Simulation::new(marked(4, 3));
     let sizes = sizes(20, 3);
