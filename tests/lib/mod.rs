@@ -4,4 +4,4 @@ mod built;
 mod setting;
 
 pub use built::built;
-pub use setting::{by_setting, count, is_sanitized, seed};
+pub use setting::{by_setting, count, seed};

@@ -19,11 +19,6 @@ pub fn by_setting(quick: u64, long_setting: u64) -> u64 {
     if long() { long_setting } else { quick }
 }
 
-/// Whether the test was built with a sanitizer, as `SUITE_SANITIZED` says: phases that last for a time have fewer operations then.
-pub fn is_sanitized() -> bool {
-    std::env::var_os("SUITE_SANITIZED").is_some()
-}
-
 /// The seed from which a test draws: `SUITE_SEED`, else always the same one with the quick setting and another one each
 /// time with the long one. It is printed, for who wants to see a failure again.
 pub fn seed() -> u64 {
