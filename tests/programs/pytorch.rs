@@ -185,7 +185,7 @@ const SOON: usize = 8;
 /// Page faults of a step that a plan serves, at most: planning works in pages that are there.
 const FEW_FAULTS: u64 = 150;
 
-/// The first steps of an unmodified training, of which so many lengths take turns.
+/// The first steps of an unmodified training in which `lengths` lengths take turns.
 fn first_steps(workload: &str, lengths: usize) {
     let Some(script) = script() else { return };
     let _alone = process::alone();

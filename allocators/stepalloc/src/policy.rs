@@ -67,10 +67,10 @@ pub(crate) const LEARNING_SHARE: u64 = 128;
 /// CPU time of a process before which no period is looked for, unless START_STATISTIC_STEP says when to begin: to learn a step and to fill
 /// its plan takes some fifteen milliseconds, which one that ends sooner never gets back.
 pub(crate) const YOUNG_NANOSECONDS: u64 = 250_000_000;
-/// Memory that merging a marked step takes, for each event. (Blocks of a million events took some 250 MiB.)
+/// Memory that merging a marked step takes for each event, roughly.
 pub(crate) const EVENT_BYTES: u64 = 128;
-/// It may be one part in this many of the process's peak, and so many bytes at least: steps in which other threads allocate all the time have more
-/// events than a plan could save memory.
+/// It may be one part in [`STEP_SHARE`] of the process's peak, and [`STEP_BYTES`] at least. Steps in which other threads allocate all the time took
+/// 250 MiB in a process that had 15 alive, more than any plan could save.
 pub(crate) const STEP_SHARE: u64 = 4;
 pub(crate) const STEP_BYTES: u64 = 8 << 20;
 /// Events between two looks at a thread that plans beside the program.

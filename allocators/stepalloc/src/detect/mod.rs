@@ -241,6 +241,7 @@ impl DetectedSteps {
         if self.boundaries.is_empty() {
             self.boundaries.push(at);
         }
+        let mut looked = false;
         while let Some(next) = period::next_boundary(&self.log.sizes, at, length) {
             let events = &mut self.log.events[self.log.starts[at]..self.log.starts[next]];
             at = next;
@@ -255,7 +256,10 @@ impl DetectedSteps {
                     self.at = Some(at);
                     return Followed::Enough;
                 }
-                if let Some(turn) = self.other_turn() {
+                // The sizes are the same at each boundary of this call.
+                if !mem::replace(&mut looked, true)
+                    && let Some(turn) = self.other_turn()
+                {
                     return Followed::Lost(Some(turn));
                 }
             }

@@ -415,7 +415,7 @@ impl Extents {
         Some(self.extent((at, index.checked_sub(1)?)))
     }
 
-    /// The runs of at least so many pages, the lowest first.
+    /// The runs of at least `least` pages, the lowest first.
     pub(super) fn ascending(&self, least: u32) -> impl Iterator<Item = Run> {
         let leaves = (0..self.count).filter(move |&at| self.longest[at] >= least).map(|at| self.leaf(at));
         let runs = leaves.flat_map(|leaf| (0..leaf.count as usize).map(|at| leaf.run(at)));

@@ -13,7 +13,7 @@ const MAP_LEAST: usize = 1 << 20;
 const MAP_MOST: usize = 64 << 20;
 /// Free extents that are looked at when pages are to go back, from the top of the range down.
 const SCANNED: usize = 256;
-/// Pages of a part that is taken for resident ones that lie far apart, at most: so many times those that are wanted, or [`SPARSE_LEAST`]. (With 2 and
+/// Pages of a part that is taken for resident ones that lie far apart, at most: [`SPARSE`] times those that are wanted, or [`SPARSE_LEAST`]. (With 2 and
 /// 64, a Python program whose threads grow arrays had a peak larger by 3 %, as what is free was taken in too many parts.)
 const SPARSE: u32 = 16;
 const SPARSE_LEAST: u32 = 1024;
