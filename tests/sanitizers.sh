@@ -5,8 +5,8 @@
 # Usage: tests/sanitizers.sh [address] [thread] [valgrind]; all three without arguments. Ends with 0 where nothing was found.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-# 10^9 operations would take days here, and a phase that lasts for a time has fewer of them.
-export SUITE_SETTING=quick SUITE_SANITIZED=1
+# 10^9 operations would take days here.
+export SUITE_SETTING=quick
 target=$(rustc -vV | sed -n 's/^host: //p')
 failed=0
 
@@ -22,12 +22,12 @@ sanitized() {
   local log passed
   log=$(mktemp)
   # Frame pointers make stacks readable. C code (jemalloc, mimalloc) is not instrumented.
-  export CARGO_TARGET_DIR="target/sanitizer-$name" RUSTFLAGS="-Zsanitizer=$name -Cforce-frame-pointers=yes $flags"
+  export SUITE_SANITIZED=$name CARGO_TARGET_DIR="target/sanitizer-$name" RUSTFLAGS="-Zsanitizer=$name -Cforce-frame-pointers=yes $flags"
   if ! { "$@" --release --target "$target" -p stepalloc --lib -- --skip models:: "${not_unit[@]}" &&
     "$@" --release --target "$target" -p stepalloc-tests --test heap -- "${in_process[@]}"; } >"$log" 2>&1; then
     failed=1; cp "$log" "target/sanitizer-$name.log"; echo "see target/sanitizer-$name.log"
   fi
-  unset CARGO_TARGET_DIR RUSTFLAGS
+  unset SUITE_SANITIZED CARGO_TARGET_DIR RUSTFLAGS
   grep -E '^test result|SUMMARY: |FAILED|panicked at|^error' "$log"
   passed=$(sed -n 's/^test result: .* \([0-9]*\) passed.*/\1/p' "$log" | paste -sd+ | bc)
   count sanitizers "tests under the $name sanitizer" "${passed:-0}"
@@ -35,13 +35,13 @@ sanitized() {
 }
 
 # What tests leave behind at their end is the system's: leaks have a part of their own. Memory that cannot be had is refused here too, in place of a
-# report. Not those that measure faults, memory or time, of which the sanitizer takes more itself, that say by which step a plan comes (planning beside
-# the program takes longer), or that have the system refuse what the sanitizer asks for.
+# report. Not those that measure faults, memory or time, of which the sanitizer takes more itself, that say by which step a plan comes or how many
+# lengths of steps are told apart (planning beside the program takes longer), or that have the system refuse what the sanitizer asks for.
 address() {
   local not_unit=() test in_process=()
   for test in a_loop_of_one_size_is_served_from_warm_pages random_replacement_takes_little_more what_the_backend_keeps_free \
     slots_of_a_new_plan_take_over where_no_arena_can_be_reserved a_long_collection_of_short_steps a_program_that_changes_is_planned_anew \
-    step_variants_that_come_again memory_is_kept_again no_boundary_stalls threads_that_meet_at_boundaries; do
+    step_variants_that_come_again steps_of_several_lengths_at_random memory_is_kept_again no_boundary_stalls threads_that_meet_at_boundaries; do
     in_process+=(--skip "$test")
   done
   export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0:allocator_may_return_null=1}"

@@ -31,8 +31,6 @@ const IN_TURN: usize = 24;
 /// Steps before collecting begins.
 const WAITING: u64 = 60;
 
-const BACKENDS: [&str; 3] = ["glibc", "jemalloc", "mimalloc"];
-
 /// What the engine does, as the four cases tests tell apart.
 const CASES: [&str; 4] = ["waiting", "collecting", "planned", "collecting_again"];
 
@@ -47,7 +45,7 @@ fn ten_million_operations_on_eight_threads_keep_every_byte_in_every_phase() {
     let (mut calls, mut sizes, mut in_arena) = ([0; CASES.len()], 0, 0);
     for round in 0..rounds {
         let seed = seed().wrapping_add(0x5701 + round).to_string();
-        for backend in BACKENDS {
+        for &backend in process::backends() {
             let said = process::run(
                 name,
                 &[
@@ -79,7 +77,7 @@ fn ten_million_operations_on_eight_threads_keep_every_byte_in_every_phase() {
     // Programs that change so much are the heap's most of the time.
     assert!(in_arena * 100 >= sizes, "only {in_arena} of {sizes} blocks of planned size lay in the arena");
     // Phases that last for a time have fewer operations with a sanitizer.
-    let least = if std::env::var_os("SUITE_SANITIZED").is_some() { 5_000 } else { 100_000 };
+    let least = if process::sanitizer().is_some() { 5_000 } else { 100_000 };
     for (calls, case) in calls.into_iter().zip(CASES) {
         assert!(calls >= scaled(least), "{calls} operations while {case}");
     }
@@ -129,7 +127,7 @@ fn run_segments() {
             places: Places::new(PLACES),
         })
         .collect();
-    let wanted = scaled(CALLS / BACKENDS.len() as u64 + CALLS / 60);
+    let wanted = scaled(CALLS / process::backends().len() as u64 + CALLS / 60);
     let mut segment = 0;
     // In debug builds few calls are enough, but the phases take their steps.
     while shared.calls.iter().map(|calls| calls.load(Relaxed)).sum::<u64>() < wanted

@@ -26,6 +26,21 @@ const SETTINGS: [&str; 15] = [
     "GLIBC_TUNABLES",
 ];
 
+/// The sanitizer that the tests were built with, as `tests/sanitizers.sh` says it.
+pub(crate) fn sanitizer() -> Option<String> {
+    env::var("SUITE_SANITIZED").ok()
+}
+
+/// Backends that a test goes through: all, but for the thread sanitizer. mimalloc orders what one thread frees before what another is
+/// given by atomics in code that the sanitizer does not see; jemalloc has mutexes, which it does see.
+pub(crate) fn backends() -> &'static [&'static str] {
+    if sanitizer().as_deref() == Some("thread") {
+        &["glibc", "jemalloc"]
+    } else {
+        &["glibc", "jemalloc", "mimalloc"]
+    }
+}
+
 /// What a child said; it has succeeded.
 pub(crate) struct Said {
     pub(crate) out: String,
