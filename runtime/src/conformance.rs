@@ -3,16 +3,15 @@
 //! `DIR/model.onnx` (or `model.xml`, the same in OpenVINO's format), `DIR/test_data_set_K/{input_I,output_I}.pb`, and `DIR/tolerance.json` with `rtol` and `atol` if the test has
 //! its own.
 
-use crate::element::{Bool, DataType, bf16, f16};
-use crate::error::Error;
-use crate::graph::{Declared, Dim};
-use crate::onnx::{Model, read_tensor};
-use crate::options::Options;
-use crate::passes::{Level, Optimization};
-use crate::session::Session;
-use crate::tensor::{Tensor, Type, View};
+use crate::Error;
+use crate::Options;
+use crate::Session;
+use crate::{Declared, Dim};
+use crate::{Level, Optimization};
+use crate::{Model, read_tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use stepalloc_tensor::{Bool, DataType, Tensor, Type, View, bf16, f16};
 
 /// Relative and absolute tolerance where a test has none of its own: those of ONNX's backend tests.
 const RTOL: f64 = 1e-3;

@@ -23,39 +23,17 @@
 //! }
 //! ```
 
-mod arena;
-mod binding;
 pub mod conformance;
-mod element;
-mod error;
-mod file;
-mod graph;
-mod inline;
-mod mapped;
-mod onnx;
-mod openvino;
-mod operators;
-mod options;
-mod order;
-mod outputs;
-mod passes;
-mod plan;
-mod quantize;
-mod run;
-mod session;
-mod tensor;
-mod watch;
+mod model;
 
-pub use arena::{ArenaExtendStrategy, Arenas, Statistics};
-pub use binding::Binding;
-pub use element::{Bool, DataType, Element, Number, bf16, f16};
-pub use error::Error;
-pub use graph::{Declared, Dim, Graph, Node, Value, ValueId};
-pub use onnx::{Model, read_tensor};
-pub use options::Options;
-pub use passes::{Changes, Level, Optimization, PASSES, Pass};
-pub use plan::{Figures, PlannedBlock, PlannedRun, PlannedStep, PlannedValue};
-pub use quantize::{Left, QuantizeDynamic, Quantized, WeightType};
-pub use session::Session;
-pub use tensor::{ALIGNMENT, Tensor, Type, View, ViewMut};
-pub use watch::{Cancel, NodeProfile, Profile, RunOptions};
+pub use model::Model;
+pub use stepalloc_graph::{
+    ArenaExtendStrategy, Arenas, Binding, Cancel, Changes, Declared, Dim, Error, Figures, Graph, Level, Node,
+    NodeProfile, Optimization, Options, PASSES, Pass, PlannedBlock, PlannedRun, PlannedStep, PlannedValue,
+    Profile, RunOptions, Session, Statistics, Value, ValueId,
+};
+pub use stepalloc_onnx::read_tensor;
+pub use stepalloc_quantize::{Left, QuantizeDynamic, Quantized, WeightType};
+pub use stepalloc_tensor::{
+    ALIGNMENT, Bool, DataType, Element, Number, Tensor, Type, View, ViewMut, bf16, f16,
+};

@@ -3,7 +3,7 @@
 use crate::memory::within;
 use stepalloc_runtime::{Level, Model, Optimization, Session, read_tensor};
 
-/// What the reader allows itself (`stepalloc_runtime::onnx::weigh`).
+/// What the reader allows itself (`stepalloc_onnx::weigh`).
 const TIMES: usize = 10;
 /// The same beside that. Models of a few kilobytes have no room for the 16 MiB that large ones may take.
 const BASE: usize = 2 << 20;

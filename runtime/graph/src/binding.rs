@@ -1,0 +1,137 @@
+//! Inputs and outputs that stay where they are from run to run.
+
+use crate::error::Error;
+use crate::outputs::Outputs;
+use crate::session::{Chosen, Session};
+use crate::watch::RunOptions;
+use stepalloc_tensor::{Tensor, View, ViewMut};
+
+/// Tensors bound to a session's inputs and outputs: from the second run on no tensor is allocated, as long as all types follow from
+/// those of the inputs. Some operators still take small blocks of their own.
+///
+/// ```no_run
+/// # use stepalloc_runtime::{Model, Session, Tensor, Error};
+/// let session = Session::new(&Model::open("net.onnx")?);
+/// let mut binding = session.binding();
+/// binding.bind_input("x", Tensor::from_elements([1, 4], &[0.0f32, 1.0, 2.0, 3.0]).expect("four elements"))?;
+/// binding.run()?;
+/// let y = binding.output("y")?.elements::<f32>();
+/// # Ok::<(), Error>(())
+/// ```
+pub struct Binding<'s> {
+    session: &'s Session,
+    inputs: Vec<Option<Tensor>>,
+    outputs: Outputs,
+    /// What the inputs are planned as; forgotten when one of another type is bound.
+    planned: Option<Chosen>,
+}
+
+impl<'s> Binding<'s> {
+    pub(crate) fn new(session: &'s Session) -> Self {
+        let graph = session.graph();
+        Self {
+            session,
+            inputs: vec![None; graph.inputs.len()],
+            outputs: Outputs::new(graph.outputs.len(), &session.executor().arenas()),
+            planned: None,
+        }
+    }
+
+    fn input_number(&self, name: &str) -> Result<usize, Error> {
+        let graph = self.session.graph();
+        let found = graph.inputs.iter().position(|&id| graph.values[id].name == name);
+        found.ok_or_else(|| Error::Argument(format!("there is no input {name}")))
+    }
+
+    fn output_number(&self, name: &str) -> Result<usize, Error> {
+        let graph = self.session.graph();
+        let found = graph.outputs.iter().position(|&id| graph.values[id].name == name);
+        found.ok_or_else(|| Error::Argument(format!("there is no output {name}")))
+    }
+
+    /// Binds an input, in place of the tensor that was bound to it before, which is returned.
+    pub fn bind_input(&mut self, name: &str, tensor: Tensor) -> Result<Option<Tensor>, Error> {
+        let number = self.input_number(name)?;
+        self.session.check(number, &tensor.view())?;
+        let before = self.inputs[number].replace(tensor);
+        if before.as_ref().map(Tensor::ty) != self.inputs[number].as_ref().map(Tensor::ty) {
+            self.planned = None;
+        }
+        Ok(before)
+    }
+
+    /// The elements of a bound input, to be changed between runs.
+    pub fn input_mut(&mut self, name: &str) -> Result<ViewMut<'_>, Error> {
+        let number = self.input_number(name)?;
+        let bound = self.inputs[number].as_mut();
+        bound
+            .map(Tensor::view_mut)
+            .ok_or_else(|| Error::Argument(format!("nothing is bound to input {name}")))
+    }
+
+    /// Binds memory to an output; without, it is made at the first run. A tensor of another type than the output turns out to be
+    /// of is replaced.
+    pub fn bind_output(&mut self, name: &str, tensor: Tensor) -> Result<(), Error> {
+        let number = self.output_number(name)?;
+        self.outputs.put(number, Some(tensor));
+        Ok(())
+    }
+
+    /// An output of the newest run.
+    pub fn output(&self, name: &str) -> Result<View<'_>, Error> {
+        let made = self.outputs.tensors[self.output_number(name)?].as_ref();
+        made.map(Tensor::view).ok_or_else(|| Error::Argument(format!("output {name} was not made yet")))
+    }
+
+    /// All outputs of the newest run, in the model's order.
+    pub fn outputs(&self) -> impl Iterator<Item = Option<&Tensor>> {
+        self.outputs.tensors.iter().map(Option::as_ref)
+    }
+
+    /// Forgets all inputs.
+    pub fn clear_inputs(&mut self) {
+        self.inputs.fill(None);
+        self.planned = None;
+    }
+
+    /// Forgets all outputs.
+    pub fn clear_outputs(&mut self) {
+        (0..self.outputs.tensors.len()).for_each(|index| self.outputs.put(index, None));
+    }
+
+    /// Gives arenas back to the system until the next run.
+    pub fn release_memory(&self) {
+        self.session.release_memory();
+    }
+
+    /// Runs the model on what is bound.
+    pub fn run(&mut self) -> Result<(), Error> {
+        self.run_with(RunOptions::new())
+    }
+
+    /// The same, as told.
+    pub fn run_with(&mut self, mut options: RunOptions<'_>) -> Result<(), Error> {
+        let done = self.run_bound(&mut options);
+        if options.shrinks() {
+            self.session.release_memory();
+        }
+        done
+    }
+
+    fn run_bound(&mut self, options: &mut RunOptions<'_>) -> Result<(), Error> {
+        let stale = |chosen: &Chosen| !chosen.is_for(|index| self.inputs[index].as_ref().map(Tensor::view));
+        if self.planned.as_ref().is_some_and(stale) {
+            self.planned = None;
+        }
+        let (session, inputs) = (self.session, &self.inputs);
+        let chosen = match &mut self.planned {
+            Some(planned) => planned,
+            None => {
+                let views: Vec<_> = inputs.iter().map(|input| input.as_ref().map(Tensor::view)).collect();
+                session.check_all(&views)?;
+                self.planned.insert(session.executor().choose(&views)?)
+            }
+        };
+        session.executor().run_in(&chosen.plan, inputs, &mut self.outputs, options)
+    }
+}

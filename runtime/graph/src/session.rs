@@ -1,0 +1,572 @@
+//! A model that is ready to run: plans by the types of the inputs, and memory for them.
+
+use crate::arena::{Arenas, Around, Charge, Statistics, Taking};
+use crate::binding::Binding;
+use crate::error::Error;
+use crate::graph::{Declared, Dim, Graph};
+use crate::model::Model;
+use crate::operator::Registry;
+use crate::options::Options;
+use crate::outputs::Outputs;
+use crate::passes::{Changes, Optimization};
+use crate::plan::{Figures, Plan, PlannedRun, Sharing};
+use crate::run::Frame;
+use crate::watch::RunOptions;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use stepalloc_tensor::{Tensor, Type, View};
+use stepalloc_threads::Threads;
+
+/// Outputs of a model at most, in practice; more take memory in each run.
+const FEW: usize = 8;
+
+/// Integers and truth values with so many elements at most may decide shapes and branches: where a plan leaves nodes out, it is made
+/// anew for what they are.
+const TELLING: usize = 16;
+/// Plans are made for so many different elements of such inputs: they are data, not parameters, where there are more.
+const MOST_TOLD: usize = 64;
+
+/// A model and its memory. Runs may come from several threads at once: each has an arena to itself as long as it runs. With
+/// [`Options::intra_op_num_threads`] they share these threads, and may wait for one another.
+pub struct Session {
+    executor: Executor,
+}
+
+/// What a plan was made for.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    /// Those of the session's own that it runs on; 0 for the caller's.
+    threads: usize,
+    types: Vec<Option<Type>>,
+    /// The elements of inputs that decide; nothing for the others.
+    told: Vec<Vec<u8>>,
+}
+
+/// A plan in use, and the elements of inputs it was made for.
+pub(crate) struct Chosen {
+    pub plan: Arc<Plan>,
+    /// Inputs by number.
+    told: Vec<(usize, Arc<Tensor>)>,
+}
+
+impl Chosen {
+    /// Whether it was made for these inputs, whose types are right.
+    pub(crate) fn is_for<'a>(&self, input: impl Fn(usize) -> Option<View<'a>>) -> bool {
+        self.told
+            .iter()
+            .all(|(index, told)| input(*index).is_some_and(|view| view.bytes == told.view().bytes))
+    }
+}
+
+/// A graph and its plans. Graphs within nodes have one of their own, which uses the arenas of the run around it.
+pub(crate) struct Executor {
+    // Both are found by a graph's address, weights by that of the graph in `common`: they must be gone before it is.
+    /// What counts from the first plan on for weights that are not used where they lie in the file, where there is a limit.
+    weights: OnceLock<(u64, Option<Arc<Charge>>)>,
+    common: Arc<Common>,
+    /// As the model has it.
+    graph: Arc<Graph>,
+    /// Where operators of nodes that planning makes are found.
+    registry: Registry,
+    /// `None` for a graph within a node.
+    model: Option<Model>,
+    options: Options,
+    /// `None` for a graph within a node.
+    arenas: Option<Arenas>,
+    /// Those it runs on.
+    threads: Threads,
+}
+
+/// What sessions of one graph have in common, if they plan alike: plans, and arenas unless they have others.
+#[derive(Default)]
+struct Common {
+    arenas: Arenas,
+    kept: Mutex<Kept>,
+    /// The graph that is run, and what was done to it.
+    optimized: OnceLock<(Arc<Graph>, Changes)>,
+}
+
+/// What makes sessions of a graph, by its address, different.
+type Which = (usize, Sharing, Optimization);
+
+/// What is in common now. A session keeps its graph alive.
+static COMMON: Mutex<Vec<(Which, Weak<Common>)>> = Mutex::new(Vec::new());
+
+impl Common {
+    fn of(graph: &Arc<Graph>, options: &Options) -> Arc<Self> {
+        let mut all = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, common)| common.strong_count() > 0);
+        let which = (Arc::as_ptr(graph) as usize, options.sharing, options.optimization.clone());
+        let found = all.iter().find(|(other, _)| *other == which);
+        if let Some(common) = found.and_then(|(_, common)| common.upgrade()) {
+            return common;
+        }
+        let common = Arc::new(Self::default());
+        all.push((which, Arc::downgrade(&common)));
+        common
+    }
+}
+
+#[derive(Default)]
+struct Kept {
+    plans: HashMap<Key, (Arc<Plan>, u64)>,
+    /// What inputs were told to be where plans were made for that, not for their types alone.
+    told: Vec<Vec<Vec<u8>>>,
+    /// Uses so far.
+    clock: u64,
+    /// Plans made so far.
+    made: u64,
+}
+
+impl Executor {
+    pub(crate) fn new(graph: Arc<Graph>, registry: Registry, sharing: Sharing) -> Self {
+        let options = Options { sharing, ..Options::default() };
+        let threads = Threads::default();
+        Self {
+            graph,
+            registry,
+            model: None,
+            options,
+            arenas: None,
+            threads,
+            weights: OnceLock::new(),
+            common: Arc::default(),
+        }
+    }
+
+    fn with_options(model: &Model, options: Options) -> Self {
+        let graph = Arc::clone(&model.graph);
+        let mut options = options;
+        let limited = options.max_mem < u64::MAX;
+        options.sharing.packed &= !limited && !options.arenas.as_ref().is_some_and(Arenas::is_limited);
+        let common = Common::of(&graph, &options);
+        let arenas = match &options.arenas {
+            Some(arenas) => arenas.clone(),
+            None if limited => Arenas::with_max_mem(options.max_mem),
+            None => common.arenas.clone(),
+        };
+        let registry = model.registry.clone();
+        let (model, arenas, weights) = (Some(model.clone()), Some(arenas), OnceLock::new());
+        let threads = Threads::new(options.intra_op_num_threads);
+        Self { graph, registry, model, options, arenas, threads, weights, common }
+    }
+
+    /// The graph that is run: optimized when it is first asked for.
+    fn optimized(&self) -> &(Arc<Graph>, Changes) {
+        if let Some(optimized) = self.common.optimized.get() {
+            return optimized;
+        }
+        // Not within the cell: its work is shared among threads, which may come back here meanwhile. The first to be done is kept.
+        let made = match &self.model {
+            Some(model) => {
+                let around = Around { arenas: self.arenas(), cancel: None };
+                let optimize = || around.during(|| model.clone().optimize(&self.options.optimization));
+                let (model, changes) = self.preparing(optimize);
+                (model.graph, changes)
+            }
+            None => (Arc::clone(&self.graph), Changes::default()),
+        };
+        self.common.optimized.get_or_init(|| made)
+    }
+
+    /// Does what is done before a run, on as many threads as that may have.
+    fn preparing<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        let Options { intra_op_num_threads: runs, compilation_num_threads: own, .. } = self.options;
+        match own {
+            0 => self.threads.run(body),
+            own => {
+                let runs = if runs == 0 { stepalloc_threads::count() } else { runs };
+                Threads::new(own).run(|| stepalloc_threads::planning(runs, body))
+            }
+        }
+    }
+
+    /// What it takes memory from.
+    pub(crate) fn arenas(&self) -> Arenas {
+        self.arenas.clone().unwrap_or_else(|| Around::current().arenas)
+    }
+
+    /// Whether weights are within the limits.
+    fn count_weights(&self, arenas: &Arenas) -> Result<(), Error> {
+        let is_limited = self.options.max_mem < u64::MAX || arenas.is_limited();
+        if self.model.is_some() && is_limited && self.weights.get().is_none() {
+            let graph = &self.optimized().0;
+            let bytes = graph.copied_bytes();
+            let charge =
+                if bytes > 0 { Some(arenas.weights(Arc::as_ptr(graph) as usize, bytes)?) } else { None };
+            let _ = self.weights.set((bytes, charge));
+        }
+        Ok(())
+    }
+
+    /// What counts for weights.
+    fn weight_bytes(&self) -> u64 {
+        self.weights.get().map_or(0, |(bytes, _)| *bytes)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.common.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn key(&self, types: Vec<Option<Type>>, told: Vec<Vec<u8>>) -> Key {
+        Key { threads: self.options.intra_op_num_threads, types, told }
+    }
+
+    /// The plan for inputs of these types, whatever is in them.
+    pub(crate) fn plan(&self, types: &[Option<Type>]) -> Result<Arc<Plan>, Error> {
+        self.plan_told(self.key(types.to_vec(), Vec::new()), &[])
+    }
+
+    /// The plan for these inputs: for what some of them are, where types alone leave nodes out.
+    pub(crate) fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Chosen, Error> {
+        let types = types_of(inputs);
+        let plan = self.plan(&types)?;
+        let is_there = |view: &View<'_>| view.bytes.len() == view.len() * view.dtype.bytes();
+        let tells = |view: &View<'_>| !view.dtype.is_float() && view.len() <= TELLING && is_there(view);
+        if plan.figures.unplanned_nodes == 0 || !inputs.iter().flatten().any(tells) {
+            return Ok(Chosen { plan, told: Vec::new() });
+        }
+        let is_told = |known: &Vec<Vec<u8>>| {
+            known.iter().zip(inputs).all(|(known, view)| match view.filter(tells) {
+                Some(view) => known == view.bytes,
+                None => known.is_empty(),
+            })
+        };
+        let kept = self.kept();
+        if kept.told.len() >= MOST_TOLD && !kept.told.iter().any(is_told) {
+            return Ok(Chosen { plan, told: Vec::new() });
+        }
+        drop(kept);
+        let told: Vec<_> =
+            inputs.iter().map(|view| view.filter(tells).map(|view| Arc::new(view.to_tensor()))).collect();
+        let bytes = |told: &Option<Arc<Tensor>>| {
+            told.as_ref().map_or_else(Vec::new, |told| told.view().bytes.to_vec())
+        };
+        let plan = self.plan_told(self.key(types, told.iter().map(bytes).collect()), &told)?;
+        let told = told.into_iter().enumerate().filter_map(|(index, told)| Some((index, told?))).collect();
+        Ok(Chosen { plan, told })
+    }
+
+    /// What the plan for these inputs says of a run.
+    fn planned_run(&self, inputs: &[Option<View<'_>>]) -> Result<PlannedRun, Error> {
+        let chosen = self.choose(inputs)?;
+        let mut told = vec![None; inputs.len()];
+        chosen.told.into_iter().for_each(|(index, tensor)| told[index] = Some(tensor));
+        let (types, sharing) = (types_of(inputs), self.options.sharing);
+        let around = Around { arenas: self.arenas(), cancel: None };
+        around.during(|| chosen.plan.planned_run(&types, &told, sharing))
+    }
+
+    fn plan_told(&self, key: Key, told: &[Option<Arc<Tensor>>]) -> Result<Arc<Plan>, Error> {
+        let arenas = self.arenas();
+        self.count_weights(&arenas)?;
+        let mut kept = self.kept();
+        kept.clock += 1;
+        let now = kept.clock;
+        if let Some((plan, used)) = kept.plans.get_mut(&key) {
+            *used = now;
+            return Ok(Arc::clone(plan));
+        }
+        drop(kept);
+        let graph = &self.optimized().0;
+        let around = Around { arenas, cancel: Around::current().cancel };
+        let plan = self.preparing(|| {
+            around.during(|| Plan::new(graph, &key.types, told, self.options.sharing, &self.registry))
+        });
+        let plan = Arc::new(plan?);
+        let mut kept = self.kept();
+        while kept.plans.len() >= self.options.plans.saturating_mul(Arc::strong_count(&self.common)) {
+            let oldest = kept.plans.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
+            oldest.and_then(|oldest| kept.plans.remove(&oldest));
+        }
+        if !told.is_empty() && kept.told.len() < MOST_TOLD && !kept.told.contains(&key.told) {
+            kept.told.push(key.told.clone());
+        }
+        kept.plans.insert(key, (Arc::clone(&plan), now));
+        kept.made += 1;
+        Ok(plan)
+    }
+
+    /// Types of the outputs for inputs of these types, as far as they are known before it runs.
+    pub(crate) fn output_types(&self, types: &[Option<Type>]) -> Result<Vec<Option<Type>>, Error> {
+        let plan = self.plan(types)?;
+        Ok(plan.graph.outputs.iter().map(|&id| plan.types[id].clone()).collect())
+    }
+
+    /// Runs the graph on inputs followed by what it takes from outside.
+    pub(crate) fn run(
+        &self,
+        inputs: &[Option<View<'_>>],
+        options: &mut RunOptions<'_>,
+    ) -> Result<Vec<Tensor>, Error> {
+        let plan = self.choose(inputs)?.plan;
+        let mut outputs = Outputs::new(self.graph.outputs.len(), &self.arenas());
+        self.run_views(&plan, &|index| inputs[index], &mut outputs, options)?;
+        // Each was made or it was an error.
+        Ok(outputs.tensors.into_iter().flatten().collect())
+    }
+
+    /// Runs the graph on tensors, into outputs that are kept where they are of the right type.
+    pub(crate) fn run_in(
+        &self,
+        plan: &Plan,
+        inputs: &[Option<Tensor>],
+        outputs: &mut Outputs,
+        options: &mut RunOptions<'_>,
+    ) -> Result<(), Error> {
+        self.run_views(plan, &|index| inputs[index].as_ref().map(Tensor::view), outputs, options)
+    }
+
+    fn run_views<'a>(
+        &self,
+        plan: &Plan,
+        inputs: &(dyn Fn(usize) -> Option<View<'a>> + Sync),
+        outputs: &mut Outputs,
+        options: &mut RunOptions<'_>,
+    ) -> Result<(), Error> {
+        let types = plan.graph.outputs.iter().map(|&id| plan.types[id].as_ref());
+        // Arenas that the session shares know nothing of the limit of its own.
+        let total = self.weight_bytes() + plan.figures.arena_bytes + outputs.wanted(types.clone());
+        if total > self.options.max_mem {
+            let why = format!("max_mem allows {} bytes", self.options.max_mem);
+            return Err(Error::Memory { bytes: total, why });
+        }
+        outputs.make(types)?;
+        let free = self.threads.run(|| self.run_frame(plan, inputs, outputs, options))?;
+        for (index, tensor) in free {
+            outputs.put_made(index, tensor)?;
+        }
+        match outputs.tensors.iter().position(Option::is_none) {
+            Some(index) => {
+                let name = &self.graph.values[self.graph.outputs[index]].name;
+                Err(Error::model(format!("output {name} was not made")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Runs a plan in an arena; what was made beside it is returned, by the number of the output.
+    fn run_frame<'a>(
+        &self,
+        plan: &Plan,
+        inputs: &(dyn Fn(usize) -> Option<View<'a>> + Sync),
+        outputs: &mut Outputs,
+        options: &mut RunOptions<'_>,
+    ) -> Result<Vec<(usize, Tensor)>, Error> {
+        let arenas = self.arenas();
+        let taking = Taking {
+            extend: self.options.extend,
+            huge_pages: self.options.huge_pages,
+            keep: self.options.keep_arenas,
+        };
+        let mut arena = arenas.arena(plan.figures.arena_bytes as usize, taking)?;
+        // Views of a shorter life.
+        let inputs = |index: usize| inputs(index);
+        let mut places: SmallVec<[&mut [u8]; FEW]> = outputs
+            .tensors
+            .iter_mut()
+            .map(|output| output.as_mut().map_or(&mut [][..], |tensor| tensor.view_mut().bytes))
+            .collect();
+        let frame = Frame::new(plan, &inputs, arena.memory(), &mut places, &arenas);
+        let around = Around { arenas: arenas.clone(), cancel: options.cancelled_by().cloned() };
+        around.during(|| frame.run(options))
+    }
+}
+
+impl Session {
+    /// Prepares a model.
+    pub fn new(model: &Model) -> Self {
+        Self::with_options(model, Options::default())
+    }
+
+    /// The same, as told.
+    pub fn with_options(model: &Model, options: Options) -> Self {
+        Self { executor: Executor::with_options(model, options) }
+    }
+
+    pub(crate) fn executor(&self) -> &Executor {
+        &self.executor
+    }
+
+    /// What it computes.
+    pub fn graph(&self) -> &Graph {
+        &self.executor.graph
+    }
+
+    /// What was done to optimize the graph; it is done now if no plan was made yet.
+    pub fn changes(&self) -> &Changes {
+        &self.executor.optimized().1
+    }
+
+    /// How good the plan for these inputs is, in the order of the graph's inputs; `None` for those with a default. Views without bytes
+    /// stand for their types: what elements would tell is left open.
+    pub fn figures(&self, inputs: &[Option<View<'_>>]) -> Result<Figures, Error> {
+        self.check_given(inputs)?;
+        Ok(self.executor.choose(inputs)?.plan.figures)
+    }
+
+    /// What runs when on these inputs, and what lies where in the arena meanwhile, by the plan of [`Session::figures`]. It is put
+    /// together anew each time: plans do not keep it.
+    pub fn planned_run(&self, inputs: &[Option<View<'_>>]) -> Result<PlannedRun, Error> {
+        self.check_given(inputs)?;
+        self.executor.planned_run(inputs)
+    }
+
+    /// Whether all inputs, in the order of the graph's, are as the model declares them.
+    fn check_given(&self, inputs: &[Option<View<'_>>]) -> Result<(), Error> {
+        let (given, wanted) = (inputs.len(), self.graph().inputs.len());
+        if given != wanted {
+            return Err(Error::Argument(format!("there are {wanted} inputs, and {given} are given")));
+        }
+        for (number, view) in
+            inputs.iter().enumerate().filter_map(|(number, view)| Some((number, view.as_ref()?)))
+        {
+            self.check(number, view)?;
+        }
+        self.check_all(inputs)
+    }
+
+    /// Bytes that a run on these inputs counts towards [`Options::max_mem`], as the plan tells: without those of nodes that cannot be
+    /// planned. Views without bytes stand for their types.
+    pub fn wanted_bytes(&self, inputs: &[Option<View<'_>>]) -> Result<u64, Error> {
+        let figures = self.figures(inputs)?;
+        let plan = self.executor.choose(inputs)?.plan;
+        let outputs =
+            plan.graph.outputs.iter().filter_map(|&id| Some(plan.types[id].as_ref()?.bytes() as u64));
+        let weights = self.executor.optimized().0.copied_bytes();
+        Ok(outputs.fold(figures.arena_bytes.saturating_add(weights), u64::saturating_add))
+    }
+
+    /// What its arenas have and had; with those of others, if it shares them.
+    pub fn statistics(&self) -> Statistics {
+        self.executor.arenas().statistics()
+    }
+
+    /// Plans made so far, for all sessions of its model that plan as it does.
+    pub fn plans_made(&self) -> u64 {
+        self.executor.kept().made
+    }
+
+    /// Gives arenas that no run has now back to the system. The next run takes one anew.
+    pub fn release_memory(&self) {
+        self.executor.arenas().release_memory();
+    }
+
+    /// Tensors that stay bound from run to run.
+    pub fn binding(&self) -> Binding<'_> {
+        Binding::new(self)
+    }
+
+    /// Whether an input is as the model declares it.
+    pub(crate) fn check(&self, number: usize, view: &View<'_>) -> Result<(), Error> {
+        let value = &self.graph().values[self.graph().inputs[number]];
+        check(&value.name, view, value.declared.as_ref())
+    }
+
+    /// Whether every input is there that must be.
+    pub(crate) fn check_all(&self, inputs: &[Option<View<'_>>]) -> Result<(), Error> {
+        let values = self.graph().inputs.iter().map(|&id| &self.graph().values[id]);
+        match values.zip(inputs).find(|(value, given)| given.is_none() && value.constant.is_none()) {
+            Some((value, _)) => Err(Error::Argument(format!("input {} is missing", value.name))),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs the model on inputs by name; outputs in the model's order.
+    pub fn run(&self, inputs: &[(&str, View<'_>)]) -> Result<Vec<(String, Tensor)>, Error> {
+        self.run_with(inputs, RunOptions::new())
+    }
+
+    /// The same, as told.
+    pub fn run_with(
+        &self,
+        inputs: &[(&str, View<'_>)],
+        mut options: RunOptions<'_>,
+    ) -> Result<Vec<(String, Tensor)>, Error> {
+        let graph = self.graph();
+        let name = |id: usize| graph.values[id].name.as_str();
+        for (index, (given, view)) in inputs.iter().enumerate() {
+            if inputs[..index].iter().any(|(other, _)| other == given) {
+                return Err(Error::Argument(format!("input {given} is given twice")));
+            }
+            check_bytes(given, view)?;
+            if !graph.inputs.iter().any(|&id| name(id) == *given) {
+                let names: Vec<_> = graph.inputs.iter().map(|&id| name(id)).collect();
+                return Err(Error::Argument(format!(
+                    "there is no input {given}; inputs are {}",
+                    names.join(", ")
+                )));
+            }
+        }
+        let mut views = Vec::with_capacity(graph.inputs.len());
+        for (number, &id) in graph.inputs.iter().enumerate() {
+            let given = inputs.iter().find(|(given, _)| *given == name(id)).map(|(_, view)| *view);
+            match given {
+                Some(view) => self.check(number, &view)?,
+                None if graph.values[id].constant.is_none() => {
+                    return Err(Error::Argument(format!("input {} is missing", name(id))));
+                }
+                None => {}
+            }
+            views.push(given);
+        }
+        let outputs = self.executor.run(&views, &mut options);
+        if options.shrinks() {
+            self.release_memory();
+        }
+        let outputs = outputs?;
+        Ok(graph.outputs.iter().map(|&id| name(id).to_owned()).zip(outputs).collect())
+    }
+}
+
+fn types_of(inputs: &[Option<View<'_>>]) -> Vec<Option<Type>> {
+    let ty = |view: &View<'_>| Type { dtype: view.dtype, shape: view.shape.to_vec() };
+    inputs.iter().map(|view| view.as_ref().map(ty)).collect()
+}
+
+/// Whether the bytes of an input are those of its elements.
+fn check_bytes(name: &str, view: &View<'_>) -> Result<(), Error> {
+    let width = view.dtype.bytes();
+    let bytes = view.shape.iter().try_fold(width, |bytes, &size| bytes.checked_mul(size));
+    let wrong =
+        |what: String| Err(Error::Argument(format!("input {name} of {}{:?} {what}", view.dtype, view.shape)));
+    if bytes != Some(view.bytes.len()) {
+        return wrong(format!("has {} bytes", view.bytes.len()));
+    }
+    if !view.bytes.is_empty() && !(view.bytes.as_ptr() as usize).is_multiple_of(width) {
+        return wrong(format!("does not begin at a multiple of {width} bytes: copy it to a Tensor"));
+    }
+    Ok(())
+}
+
+/// Whether an input is as the model declares it.
+fn check(name: &str, view: &View<'_>, declared: Option<&Declared>) -> Result<(), Error> {
+    let Some(declared) = declared else { return Ok(()) };
+    let fits = |(dim, &size): (&Dim, &usize)| !matches!(dim, Dim::Fixed(fixed) if *fixed != size);
+    let shape_fits = declared
+        .dims
+        .as_ref()
+        .is_none_or(|dims| dims.len() == view.shape.len() && dims.iter().zip(view.shape).all(fits));
+    if view.dtype == declared.dtype && shape_fits {
+        return Ok(());
+    }
+    Err(Error::Argument(format!(
+        "input {name} is {}{:?}; the model takes {}{}",
+        view.dtype,
+        view.shape,
+        declared.dtype,
+        dims_text(declared)
+    )))
+}
+
+/// Dimensions as a model declares them.
+fn dims_text(declared: &Declared) -> String {
+    let Some(dims) = &declared.dims else { return " of any shape".into() };
+    let dim = |dim: &Dim| match dim {
+        Dim::Fixed(size) => size.to_string(),
+        Dim::Named(name) => name.clone(),
+        Dim::Any => "?".into(),
+    };
+    format!("[{}]", dims.iter().map(dim).collect::<Vec<_>>().join(", "))
+}

@@ -1,0 +1,37 @@
+//! Graphs within nodes.
+
+use crate::arena::Around;
+use crate::error::Error;
+use crate::graph::Graph;
+use crate::operator::Registry;
+use crate::plan::Sharing;
+use crate::session::Executor;
+use crate::watch::RunOptions;
+use std::sync::Arc;
+use stepalloc_tensor::{Tensor, Type, View};
+
+/// A graph that an operator runs: its plans, by the types it is given. It takes arenas of the run around it, and ends with that.
+pub struct Subgraph(Executor);
+
+impl Subgraph {
+    /// Nothing is planned yet.
+    pub fn new(graph: Arc<Graph>, registry: &Registry) -> Self {
+        Self(Executor::new(graph, registry.clone(), Sharing::default()))
+    }
+
+    /// Types of what comes out, as far as those of its inputs and of what it takes from outside, in this order, tell them.
+    pub fn output_types(&self, types: &[Option<Type>]) -> Result<Vec<Option<Type>>, Error> {
+        self.0.output_types(types)
+    }
+
+    /// Runs it on inputs, followed by what it takes from outside.
+    pub fn run(&self, inputs: &[Option<View<'_>>]) -> Result<Vec<Tensor>, Error> {
+        let around = Around::current();
+        let options = RunOptions::new();
+        let mut options = match &around.cancel {
+            Some(cancel) => options.cancel(cancel),
+            None => options,
+        };
+        self.0.run(inputs, &mut options)
+    }
+}

@@ -1,0 +1,392 @@
+//! Convolutions of f32 in one or two dimensions, without unrolling them.
+//!
+//! A tile is a few filters by a few vectors of places; it stays in registers while all weights of these filters go by. Places are
+//! counted along rows of the *frame*: the input with its padding, so that the element that meets a weight is as far from a place
+//! as from any other. Where there is padding or a stride, a band of rows is laid out in scratch memory as a frame, each phase of the
+//! stride by itself; else the input is one. (Zhang, Franchetti, Low: High Performance Zero-Memory Overhead Direct Convolutions, 2018,
+//! shows why no more is needed.)
+
+use crate::conv::window::Axis;
+use crate::conv::{Part, Sizes};
+use rten_simd::ops::{BitOps, NumOps};
+use rten_simd::{Isa, SimdOp};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Filters of a tile.
+const FILTERS: usize = 6;
+/// Vectors of places of a tile, by the number of registers there are.
+const MANY: usize = 4;
+const FEW: usize = 2;
+/// A frame has so many times the elements of its input at most, and of a band: each core has one.
+const MOST: usize = 4;
+const BANDS: usize = 8;
+/// Phases of a stride at most.
+const PHASES: usize = 32;
+/// Elements of a row of a tile at most.
+const WIDEST: usize = 128;
+/// Elements of a band of rows, laid out or computed: what the second cache holds.
+const BAND: usize = 128 << 10;
+
+/// Where things are in a frame.
+pub struct Frame {
+    /// Rows of the output, and places of each.
+    rows: usize,
+    width: usize,
+    /// Elements of a row of the frame.
+    pitch: usize,
+    /// Rows of the output in a band.
+    band: usize,
+    vertical: Axis,
+    horizontal: Axis,
+    /// Phases of the strides that weights meet.
+    row_phases: SmallVec<[usize; 4]>,
+    column_phases: SmallVec<[usize; 4]>,
+    /// Whether the input is the frame.
+    is_input: bool,
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// An axis without extent.
+const POINT: Axis = Axis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, begin: 0, end: 0 };
+
+impl Frame {
+    /// `None` where there are more dimensions than two, or nothing to be done.
+    pub fn new(sizes: &Sizes) -> Option<Self> {
+        let (vertical, horizontal) = match sizes.window.axes[..] {
+            [horizontal] => (POINT, horizontal),
+            [vertical, horizontal] => (vertical, horizontal),
+            _ => return None,
+        };
+        if sizes.window.output() == 0 || sizes.window.input() == 0 || sizes.depth() == 0 || sizes.to == 0 {
+            return None;
+        }
+        // A stride beyond the window would lay out what nothing meets.
+        let phases = |axis: &Axis| -> Option<SmallVec<[usize; 4]>> {
+            // They repeat after so many.
+            let count = axis.kernel.min(axis.stride / gcd(axis.stride, axis.dilation));
+            (count <= PHASES).then(|| (0..count).map(|at| at * axis.dilation % axis.stride).collect())
+        };
+        let whole = |axis: &Axis| axis.stride == 1 && axis.begin == 0 && axis.end == 0;
+        let is_input = whole(&vertical) && whole(&horizontal);
+        let (rows, width, pitch) = if sizes.window.is_pointwise() {
+            (sizes.window.output(), 1, 1)
+        } else if is_input {
+            (vertical.output, horizontal.output, horizontal.input)
+        } else {
+            let more = (horizontal.kernel - 1) * horizontal.dilation / horizontal.stride;
+            (vertical.output, horizontal.output, horizontal.output.checked_add(more)?)
+        };
+        let mut frame = Self {
+            rows,
+            width,
+            pitch,
+            band: rows,
+            row_phases: phases(&vertical)?,
+            column_phases: phases(&horizontal)?,
+            vertical,
+            horizontal,
+            is_input,
+        };
+        let planes = if is_input { sizes.to } else { (sizes.from * frame.phases()).max(sizes.to) };
+        let rows = BAND / pitch.saturating_mul(planes).max(1);
+        frame.band = rows.max(if width == 1 { WIDEST } else { 4 }).min(frame.rows);
+        // Wide dilations and strides would lay out more than there is.
+        let input = sizes.from.checked_mul(sizes.window.input())?;
+        let laid = sizes
+            .from
+            .checked_mul(frame.phases())?
+            .checked_mul(frame.band.checked_add(frame.more_rows())?)?;
+        let laid = if is_input { input } else { laid.checked_mul(pitch)? };
+        // Offsets are of 32 bits.
+        let fits = is_input || laid <= input.saturating_mul(MOST).clamp(BAND, BANDS * BAND);
+        let fits = fits && laid <= u32::MAX as usize;
+        fits.then_some(frame)
+    }
+
+    fn phases(&self) -> usize {
+        self.row_phases.len() * self.column_phases.len()
+    }
+
+    /// Rows of the frame below the last one that a band begins with.
+    fn more_rows(&self) -> usize {
+        (self.vertical.kernel - 1) * self.vertical.dilation / self.vertical.stride
+    }
+
+    /// Elements of a phase of a channel.
+    fn plane(&self) -> usize {
+        if self.is_input {
+            self.vertical.input * self.horizontal.input
+        } else {
+            (self.band + self.more_rows()) * self.pitch
+        }
+    }
+
+    /// Elements of the frame of so many channels, and behind them what the last tile may read beyond.
+    fn elements(&self, channels: usize) -> usize {
+        if self.is_input { 0 } else { channels * self.phases() * self.plane() + WIDEST }
+    }
+
+    /// Elements of scratch memory for a thread: the frame, a tile's input, and how far each weight's element is from its place.
+    pub fn scratch(&self, sizes: &Sizes) -> usize {
+        self.elements(sizes.from) + sizes.depth() * (WIDEST + 1)
+    }
+
+    /// How far the elements that meet a filter's weights are from the place.
+    fn offsets(&self, channels: usize, offsets: &mut [u32]) {
+        let find = |phases: &[usize], axis: &Axis, at: usize| {
+            let met = at * axis.dilation;
+            (at % phases.len(), met / axis.stride)
+        };
+        let mut offsets = offsets.iter_mut();
+        for channel in 0..channels {
+            for row in 0..self.vertical.kernel {
+                let (row_phase, down) = find(&self.row_phases, &self.vertical, row);
+                for column in 0..self.horizontal.kernel {
+                    let (column_phase, right) = find(&self.column_phases, &self.horizontal, column);
+                    let phase = (channel * self.row_phases.len() + row_phase) * self.column_phases.len();
+                    let at = (phase + column_phase) * self.plane() + down * self.pitch + right;
+                    if let Some(offset) = offsets.next() {
+                        *offset = at as u32;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lays out the frame for some rows of the output.
+    #[inline(always)]
+    fn lay(&self, x: &[f32], rows: Range<usize>, frame: &mut [f32]) {
+        let (down, right) = (&self.vertical, &self.horizontal);
+        let input = down.input * right.input;
+        let mut planes = frame.chunks_exact_mut(self.plane());
+        for x in x.chunks_exact(input) {
+            for &row_phase in &self.row_phases {
+                for &phase in &self.column_phases {
+                    let Some(plane) = planes.next() else { return };
+                    let count = rows.len() + self.more_rows();
+                    for (number, to) in plane.chunks_exact_mut(self.pitch).take(count).enumerate() {
+                        let row = ((rows.start + number) * down.stride + row_phase).checked_sub(down.begin);
+                        match row.filter(|&row| row < down.input) {
+                            Some(row) => copy_row(right, phase, &x[row * right.input..][..right.input], to),
+                            None => to.fill(0.0),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A row of the input, every `stride`-th element from `phase` on, with padding.
+#[inline(always)]
+fn copy_row(axis: &Axis, phase: usize, from: &[f32], to: &mut [f32]) {
+    let stride = axis.stride;
+    // The first element that is within the input, and the first beyond it.
+    let begin = axis.begin.saturating_sub(phase).div_ceil(stride).min(to.len());
+    let end = (axis.begin + axis.input).saturating_sub(phase).div_ceil(stride).clamp(begin, to.len());
+    to[..begin].fill(0.0);
+    to[end..].fill(0.0);
+    let to = &mut to[begin..end];
+    if to.is_empty() {
+        return;
+    }
+    let from = &from[begin * stride + phase - axis.begin..];
+    match stride {
+        1 => to.copy_from_slice(&from[..to.len()]),
+        2 => {
+            let (pairs, rest) = from.as_chunks::<2>();
+            let (to, last) = to.split_at_mut(pairs.len().min(to.len()));
+            to.iter_mut().zip(pairs).for_each(|(to, pair)| *to = pair[0]);
+            last.iter_mut().zip(rest).for_each(|(to, &x)| *to = x);
+        }
+        _ => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &x)| *to = x),
+    }
+}
+
+/// Computes some filters.
+pub struct Direct<'a> {
+    pub frame: &'a Frame,
+    pub part: Part<'a>,
+}
+
+impl SimdOp for Direct<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) {
+        let Self { frame, part: Part { sizes, x, w, bias, out, scratch, is_first, done } } = self;
+        let (places, depth) = (frame.rows * frame.width, sizes.depth());
+        let filters = out.len() / places;
+        let (laid, scratch) = scratch.split_at_mut(frame.elements(sizes.from));
+        let (panel, offsets) = scratch.split_at_mut(depth * WIDEST);
+        let offsets: &mut [u32] = bytemuck::cast_slice_mut(&mut offsets[..depth]);
+        if is_first {
+            frame.offsets(sizes.from, offsets);
+        }
+        for first in (0..frame.rows).step_by(frame.band) {
+            let rows = first..(first + frame.band).min(frame.rows);
+            let (x, start) = if frame.is_input {
+                (x, rows.start * frame.pitch)
+            } else {
+                frame.lay(x, rows.clone(), laid);
+                (&*laid, 0)
+            };
+            let mut band = Band { frame, x, start, w, depth, bias, offsets, out, rows: rows.clone(), panel };
+            // With many registers wide tiles, and long ones for a single filter.
+            match (filters, isa.f32().len() >= 16 || cfg!(target_arch = "aarch64")) {
+                (1, true) => band.compute::<I, 8>(isa),
+                (1, false) => band.compute::<I, 4>(isa),
+                (_, true) => band.compute::<I, MANY>(isa),
+                (_, false) => band.compute::<I, FEW>(isa),
+            }
+            for filter in 0..filters {
+                let at = filter * places + rows.start * frame.width;
+                done(at, &mut out[at..][..rows.len() * frame.width]);
+            }
+        }
+    }
+}
+
+/// Some rows of the output.
+struct Band<'a> {
+    frame: &'a Frame,
+    x: &'a [f32],
+    /// Where in `x` the first place is.
+    start: usize,
+    w: &'a [f32],
+    depth: usize,
+    bias: Option<&'a [f32]>,
+    offsets: &'a [u32],
+    out: &'a mut [f32],
+    rows: Range<usize>,
+    panel: &'a mut [f32],
+}
+
+impl Band<'_> {
+    #[inline(always)]
+    fn compute<I: Isa, const V: usize>(&mut self, isa: I) {
+        let tile = V * isa.f32().len();
+        // The last row has no padding behind it.
+        let end = (self.rows.len() - 1) * self.frame.pitch + self.frame.width;
+        let filters = self.w.len() / self.depth;
+        for at in (0..end).step_by(tile) {
+            let count = tile.min(end - at);
+            // Many filters meet these elements, which are far from each other: they are laid side by side.
+            let packed = count < tile && self.frame.is_input
+                || filters > if self.frame.is_input { 2 * FILTERS } else { 4 * FILTERS };
+            if packed {
+                self.pack::<I, V>(isa, at, count);
+            }
+            for first in (0..filters).step_by(FILTERS) {
+                let range = first..(first + FILTERS).min(filters);
+                match range.len() {
+                    1 => self.tile::<I, 1, V>(isa, at, count, first, packed),
+                    2 => self.tile::<I, 2, V>(isa, at, count, first, packed),
+                    3 => self.tile::<I, 3, V>(isa, at, count, first, packed),
+                    4 => self.tile::<I, 4, V>(isa, at, count, first, packed),
+                    5 => self.tile::<I, 5, V>(isa, at, count, first, packed),
+                    _ => self.tile::<I, FILTERS, V>(isa, at, count, first, packed),
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pack<I: Isa, const V: usize>(&mut self, isa: I, at: usize, count: usize) {
+        let ops = isa.f32();
+        let tile = V * ops.len();
+        for (to, &offset) in self.panel.chunks_exact_mut(tile).zip(self.offsets) {
+            let from = &self.x[self.start + at + offset as usize..];
+            if count == tile {
+                let xs: [I::F32; V] = ops.load_many(from);
+                for (v, x) in xs.into_iter().enumerate() {
+                    ops.store(x, &mut to[v * ops.len()..]);
+                }
+            } else {
+                to[..count].copy_from_slice(&from[..count]);
+                to[count..].fill(0.0);
+            }
+        }
+    }
+
+    /// Some filters at some places.
+    #[inline(always)]
+    fn tile<I: Isa, const F: usize, const V: usize>(
+        &mut self,
+        isa: I,
+        at: usize,
+        count: usize,
+        first: usize,
+        packed: bool,
+    ) {
+        let ops = isa.f32();
+        let depth = self.depth;
+        let w: [&[f32]; F] = std::array::from_fn(|f| &self.w[(first + f) * depth..][..depth]);
+        let sums = if packed {
+            products::<I, F, V>(isa, w, &self.panel[..depth * V * ops.len()])
+        } else {
+            let x = &self.x[self.start + at..];
+            let mut sums = [[ops.zero(); V]; F];
+            for (k, &offset) in self.offsets[..depth].iter().enumerate() {
+                let xs: [I::F32; V] = ops.load_many(&x[offset as usize..]);
+                for f in 0..F {
+                    let w = ops.splat(w[f][k]);
+                    for v in 0..V {
+                        sums[f][v] = ops.mul_add(xs[v], w, sums[f][v]);
+                    }
+                }
+            }
+            sums
+        };
+        let (pitch, width) = (self.frame.pitch, self.frame.width);
+        let places = self.frame.rows * width;
+        let mut buffer = [0.0; WIDEST];
+        for (f, sums) in sums.into_iter().enumerate() {
+            let bias = ops.splat(self.bias.map_or(0.0, |bias| bias[first + f]));
+            for (v, sum) in sums.into_iter().enumerate() {
+                ops.store(ops.add(sum, bias), &mut buffer[v * ops.len()..]);
+            }
+            let out = &mut self.out[(first + f) * places + self.rows.start * width..];
+            if pitch == width {
+                out[at..at + count].copy_from_slice(&buffer[..count]);
+                continue;
+            }
+            // Along rows, without what lies in the padding.
+            let mut done = 0;
+            while done < count {
+                let (row, column) = ((at + done) / pitch, (at + done) % pitch);
+                let length = (pitch - column).min(count - done);
+                let wanted = width.saturating_sub(column).min(length);
+                out[row * width + column.min(width)..][..wanted]
+                    .copy_from_slice(&buffer[done..done + wanted]);
+                done += length;
+            }
+        }
+    }
+}
+
+/// The products of rows of weights with the columns of a panel, which has as many vectors in a row.
+#[inline(always)]
+pub fn products<I: Isa, const F: usize, const V: usize>(
+    isa: I,
+    w: [&[f32]; F],
+    panel: &[f32],
+) -> [[I::F32; V]; F] {
+    let ops = isa.f32();
+    let mut sums = [[ops.zero(); V]; F];
+    let w = w.map(|w| &w[..panel.len() / (V * ops.len())]);
+    for (k, xs) in panel.chunks_exact(V * ops.len()).enumerate() {
+        let xs: [I::F32; V] = ops.load_many(xs);
+        for f in 0..F {
+            let w = ops.splat(w[f][k]);
+            for v in 0..V {
+                sums[f][v] = ops.mul_add(xs[v], w, sums[f][v]);
+            }
+        }
+    }
+    sums
+}

@@ -1,0 +1,335 @@
+//! Convolutions of real numbers.
+//!
+//! Those of f32 in one or two dimensions are computed in place ([`direct`]), or place by place where there are few ([`dot`], and
+//! [`columns`] for many images). The
+//! others are products of matrices: the input is unrolled into scratch memory, row by row rather than element by element, for some
+//! rows of the output at a time, so that what is unrolled is still in a cache when it is multiplied.
+
+mod columns;
+mod direct;
+mod dot;
+pub mod window;
+
+use crate::gemm::{Matrix, PARALLEL, product};
+use columns::Columns;
+use direct::Direct;
+use dot::Dots;
+use rten_simd::SimdOp;
+use std::ops::Range;
+use stepalloc_tensor::{DataType, Element, Number, Type};
+use stepalloc_threads as threads;
+use window::Window;
+
+/// Sizes of a convolution.
+pub struct Sizes {
+    /// Images.
+    pub batch: usize,
+    /// Channels of the input in a group.
+    pub from: usize,
+    /// Channels of the output in a group.
+    pub to: usize,
+    /// Groups.
+    pub group: usize,
+    /// The windows over a plane of the input.
+    pub window: Window,
+}
+
+impl Sizes {
+    /// The output.
+    pub fn out(&self, dtype: DataType) -> Result<Type, String> {
+        let mut shape = vec![self.batch, self.group * self.to];
+        shape.extend(self.window.shape());
+        Type::new(dtype, shape.clone()).ok_or_else(|| format!("a tensor of shape {shape:?} is too large"))
+    }
+
+    /// Weights of one filter.
+    pub fn depth(&self) -> usize {
+        self.from * self.window.kernel()
+    }
+
+    /// So many rows of the output are unrolled at a time.
+    pub fn block(&self) -> usize {
+        let row = self.window.width().saturating_mul(self.depth().max(self.to)).max(1);
+        (UNROLLED / row).clamp(1, self.window.rows().max(1))
+    }
+
+    /// The blocks of rows of a plane of the output.
+    pub fn blocks(&self) -> impl Iterator<Item = Range<usize>> {
+        let (rows, block) = (self.window.rows(), self.block());
+        (0..rows).step_by(block).map(move |begin| begin..(begin + block).min(rows))
+    }
+
+    /// Whether it is too little work for several cores.
+    pub fn is_small(&self) -> bool {
+        let filters = self.batch.saturating_mul(self.group).saturating_mul(self.to);
+        filters.saturating_mul(self.window.output()).saturating_mul(self.depth()) < PARALLEL
+    }
+
+    /// Whether each channel of the input has filters of its own.
+    pub fn is_depthwise(&self) -> bool {
+        self.from == 1 && self.group > 1
+    }
+}
+
+/// Elements that are unrolled at a time: a megabyte, which the second cache holds.
+const UNROLLED: usize = 1 << 18;
+/// Planes of fewer elements are no tiles.
+const FEW_PLACES: usize = 16;
+
+/// How a convolution of f32 is computed without unrolling it.
+#[allow(clippy::large_enum_variant, reason = "one is on the stack while a convolution runs")]
+pub enum Way {
+    /// Filters of a group, over one image at a time.
+    #[allow(private_interfaces, reason = "nobody else makes one")]
+    Each(Each),
+    /// Places of all images side by side.
+    Columns,
+}
+
+/// How filters of a group are computed over one image.
+#[allow(clippy::large_enum_variant, reason = "one is on the stack while a convolution runs")]
+enum Each {
+    Direct(direct::Frame),
+    Dots,
+}
+
+impl Way {
+    /// `None` where it is not.
+    pub fn new(sizes: &Sizes) -> Option<Self> {
+        if sizes.window.input() == 0 || sizes.depth() == 0 {
+            None
+        } else if sizes.window.output() < FEW_PLACES {
+            let is_many = sizes.batch * sizes.window.output() >= FEW_PLACES;
+            Some(if is_many { Self::Columns } else { Self::Each(Each::Dots) })
+        } else {
+            direct::Frame::new(sizes).map(|frame| Self::Each(Each::Direct(frame)))
+        }
+    }
+
+    /// Elements of scratch memory for a core.
+    pub fn scratch(&self, sizes: &Sizes) -> usize {
+        match self {
+            Self::Each(Each::Direct(frame)) => frame.scratch(sizes),
+            Self::Each(Each::Dots) => dot::scratch(sizes),
+            Self::Columns => columns::scratch(sizes),
+        }
+    }
+}
+
+/// Some filters of a group, over one image.
+struct Part<'a> {
+    pub sizes: &'a Sizes,
+    /// The group's channels of the image.
+    pub x: &'a [f32],
+    /// As many rows of weights as there are filters, and as many planes of the output.
+    pub w: &'a [f32],
+    pub bias: Option<&'a [f32]>,
+    pub out: &'a mut [f32],
+    pub scratch: &'a mut [f32],
+    /// Whether nothing was computed in this scratch memory yet.
+    pub is_first: bool,
+    /// Is called with each part of the output that is done: the index of its first element in `out`, and the elements.
+    pub done: &'a dyn Fn(usize, &mut [f32]),
+}
+
+/// Computes a convolution, in scratch memory for each core that takes part. `done` is called with each part of the output that is:
+/// the index of its first element, and the elements.
+pub fn convolve(
+    (way, sizes): (&Way, &Sizes),
+    out: &mut [f32],
+    x: &[f32],
+    (w, bias): (&[f32], Option<&[f32]>),
+    scratch: &mut [f32],
+    done: &(dyn Fn(usize, &mut [f32]) + Sync),
+) {
+    let (places, depth, to) = (sizes.window.output(), sizes.depth(), sizes.to);
+    let image = sizes.from * sizes.window.input();
+    let for_one = way.scratch(sizes);
+    // Filters of all groups of all images, shared out evenly.
+    let cores = if sizes.is_small() { 1 } else { (scratch.len() / for_one).max(1) };
+    let each = match way {
+        Way::Each(each) => each,
+        Way::Columns => {
+            // Whole images.
+            let (from, to) = (image * sizes.group, to * sizes.group * places);
+            let share = sizes.batch.div_ceil(cores);
+            return threads::pieces_of_two(
+                (out, share * to),
+                (scratch, for_one),
+                1,
+                &|number, out, scratch| {
+                    let x = &x[number * share * from..][..out.len() / to * from];
+                    Columns { sizes, x, w, bias, out: &mut *out, scratch }.dispatch();
+                    done(number * share * to, out);
+                },
+            );
+        }
+    };
+    let share = (out.len() / places).div_ceil(cores);
+    threads::pieces_of_two((out, share * places), (scratch, for_one), 1, &|number, out, scratch| {
+        let first = number * share;
+        let (mut out, mut next) = (out, first);
+        while !out.is_empty() {
+            let (image_group, within) = (next / to, next % to);
+            let count = (to - within).min(out.len() / places);
+            let filter = image_group % sizes.group * to + within;
+            let (here, rest) = std::mem::take(&mut out).split_at_mut(count * places);
+            let part = Part {
+                sizes,
+                x: &x[image_group * image..][..image],
+                w: &w[filter * depth..][..count * depth],
+                bias: bias.map(|bias| &bias[filter..][..count]),
+                out: here,
+                scratch: &mut *scratch,
+                is_first: next == first,
+                done: &|index, part| done(next * places + index, part),
+            };
+            match each {
+                Each::Direct(frame) => Direct { frame, part }.dispatch(),
+                Each::Dots => Dots(part).dispatch(),
+            }
+            (out, next) = (rest, next + count);
+        }
+    });
+}
+
+/// Bytes that [`unrolled`] needs.
+pub fn scratch<T: Number>(sizes: &Sizes) -> usize {
+    let columns = sizes.block() * sizes.window.width();
+    let weights = if T::DTYPE == T::Wide::DTYPE { 0 } else { sizes.to * sizes.depth() };
+    (columns * (sizes.depth() + sizes.to) + weights) * size_of::<T::Wide>()
+}
+
+/// Lays out a group of channels for some rows of the output.
+pub type Lay<'l, W> = &'l dyn Fn(usize, Range<usize>, &mut [W]);
+
+/// Unrolls the input into scratch memory, and multiplies. `lay` lays out a group of channels, by its number among those of the whole
+/// batch, for some rows of the output, as [`Window::columns`] does; the input may have no elements.
+pub fn unrolled<T: Number>(
+    sizes: &Sizes,
+    out: &mut [T],
+    (empty, lay): (bool, Lay<'_, T::Wide>),
+    w: &[T],
+    bias: Option<&[T]>,
+    scratch: &mut [u8],
+) -> Result<(), String> {
+    let (window, depth, to) = (&sizes.window, sizes.depth(), sizes.to);
+    let places = window.output();
+    let bias = |filter: usize| bias.map_or(T::Wide::default(), |bias| bias[filter].wide());
+    if empty || w.is_empty() {
+        for (index, out) in out.chunks_exact_mut(places).enumerate() {
+            out.fill(T::narrow(bias(index % (to * sizes.group))));
+        }
+        return Ok(());
+    }
+    let columns = sizes.block() * window.width();
+    let scratch: &mut [T::Wide] = bytemuck::cast_slice_mut(scratch);
+    let (unrolled, scratch) = scratch.split_at_mut(columns * depth);
+    let (sums, weights) = scratch.split_at_mut(columns * to);
+    for (at, out) in out.chunks_exact_mut(to * places).enumerate() {
+        let group = at % sizes.group;
+        let w = &w[group * to * depth..][..to * depth];
+        let w: &[T::Wide] = if T::DTYPE == T::Wide::DTYPE {
+            bytemuck::cast_slice(w)
+        } else {
+            weights.iter_mut().zip(w).for_each(|(to, &w)| *to = w.wide());
+            &weights[..w.len()]
+        };
+        for rows in sizes.blocks() {
+            let begin = rows.start * window.width();
+            let columns = rows.len() * window.width();
+            let unrolled = &mut unrolled[..columns * depth];
+            lay(at, rows, unrolled);
+            let (w, unrolled) = (Matrix::new(w, to, depth), Matrix::new(unrolled, depth, columns));
+            if columns == places && T::DTYPE == DataType::F32 {
+                let out: &mut [T::Wide] = bytemuck::cast_slice_mut(out);
+                product(out, w, unrolled, false)?;
+                for (filter, out) in out.chunks_exact_mut(places).enumerate() {
+                    let bias = bias(group * to + filter);
+                    out.iter_mut().for_each(|out| *out = out.plus(bias));
+                }
+                continue;
+            }
+            let sums = &mut sums[..columns * to];
+            product(sums, w, unrolled, false)?;
+            for (filter, sums) in sums.chunks_exact(columns).enumerate() {
+                let bias = bias(group * to + filter);
+                let out = &mut out[filter * places + begin..][..columns];
+                out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = T::narrow(sum.plus(bias)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Lays out a group of channels of an input as it is.
+pub fn plainly<T: Number>(sizes: &Sizes, x: &[T]) -> impl Fn(usize, Range<usize>, &mut [T::Wide]) {
+    move |at, rows, to| {
+        let group = sizes.from * sizes.window.input();
+        sizes.window.columns(&x[at * group..][..group], rows, to, T::Wide::default(), |x| x.wide());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use window::tests::axis;
+
+    /// Numbers that are exact in every order of summing.
+    fn numbers(count: usize, step: usize) -> Vec<f32> {
+        (0..count).map(|number| (number * step % 23) as f32 - 11.0).collect()
+    }
+
+    #[test]
+    fn directly_and_unrolled_they_are_the_same() {
+        let square = |axis_of| vec![axis(axis_of); 2];
+        for (batch, from, to, group, axes) in [
+            (1, 3, 8, 1, square([9, 3, 1, 1, 1, 1])),
+            (2, 4, 13, 1, square([19, 3, 2, 1, 1, 0])),
+            (1, 1, 1, 7, vec![axis([19, 5, 2, 1, 2, 2]), axis([70, 5, 1, 1, 2, 2])]),
+            (3, 5, 30, 2, square([31, 1, 1, 1, 0, 0])),
+            (1, 5, 7, 1, square([30, 3, 1, 2, 0, 0])),
+            (1, 2, 3, 1, vec![axis([7, 2, 3, 2, 1, 0]), axis([300, 4, 3, 2, 5, 3])]),
+            (1, 3, 5, 1, square([9, 1, 2, 1, 0, 0])),
+            (2, 6, 25, 3, vec![axis([500, 4, 1, 1, 3, 0])]),
+            (1, 2, 2, 1, square([1, 3, 1, 1, 1, 1])),
+            (1, 30, 29, 1, square([40, 3, 1, 1, 1, 1])),
+        ] {
+            let window = Window::new(axes.into_iter().collect());
+            let sizes = Sizes { batch, from, to, group, window };
+            let x = numbers(batch * group * from * sizes.window.input(), 7);
+            let (w, bias) = (numbers(group * to * sizes.depth(), 5), numbers(group * to, 3));
+            let count = batch * group * to * sizes.window.output();
+            let mut unrolled_bytes = vec![0u64; scratch::<f32>(&sizes).div_ceil(8)];
+            let mut expected = vec![0.0; count];
+            let there = bytemuck::cast_slice_mut(&mut unrolled_bytes);
+            let lay = plainly(&sizes, &x);
+            unrolled(
+                &sizes,
+                &mut expected,
+                (false, &lay),
+                &w,
+                Some(&bias),
+                &mut there[..scratch::<f32>(&sizes)],
+            )
+            .expect("it fits");
+            let frame = direct::Frame::new(&sizes).expect("it is for two dimensions");
+            let (dots, direct) = (Way::Each(Each::Dots), Way::Each(Each::Direct(frame)));
+            for (way, cores) in [(dots, 2), (Way::Columns, 2), (direct, 3)]
+                .iter()
+                .flat_map(|(way, cores)| [(way, 1), (way, *cores)])
+            {
+                let mut made = vec![f32::NAN; count];
+                let mut scratch = vec![f32::NAN; cores * way.scratch(&sizes)];
+                let done = std::sync::Mutex::new(vec![0; count]);
+                convolve((way, &sizes), &mut made, &x, (&w, Some(&bias)), &mut scratch, &|at, part| {
+                    done.lock().expect("no one failed")[at..at + part.len()]
+                        .iter_mut()
+                        .for_each(|done| *done += 1);
+                });
+                assert_eq!(made, expected, "{:?}, {cores} cores", sizes.window);
+                assert!(done.into_inner().expect("no one failed").iter().all(|&done| done == 1));
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Convolutions of real numbers, those that are fused with what follows them too.
+
+use super::sliding::sliding;
+use super::{Call, Definition, Known, Made, Operator, Unclear};
+use stepalloc_kernels::activation::Activation;
+use stepalloc_kernels::conv::window::Sliding;
+use stepalloc_kernels::conv::{Sizes, Way, convolve, plainly, scratch, unrolled};
+use stepalloc_kernels::no;
+use stepalloc_tensor::{DataType, Type, by_float};
+use stepalloc_threads as threads;
+
+pub(super) fn make(node: &Definition<'_>) -> Made {
+    match node.op {
+        "Conv" | "FusedConv" => Some(Conv::new(node).map(|conv| Box::new(conv) as _)),
+        _ => None,
+    }
+}
+
+/// What all convolutions are told.
+pub(super) struct Filters {
+    pub sliding: Sliding,
+    pub group: usize,
+}
+
+impl Filters {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+        let group = node.attributes.int("group", 1);
+        let group = usize::try_from(group).ok().filter(|&group| group > 0);
+        let group = group.ok_or_else(|| format!("group is {}", node.attributes.int("group", 1)))?;
+        Ok(Self { sliding: sliding(node.attributes)?, group })
+    }
+
+    /// For an input and weights of these shapes.
+    pub(super) fn sizes(&self, x: &[usize], w: &[usize]) -> Result<Sizes, String> {
+        let (&[batch, channels, ref space @ ..], &[filters, from, ref kernel @ ..]) = (x, w) else {
+            return Err(format!("an input {x:?} or weights {w:?} have no channels"));
+        };
+        let group = self.group;
+        if from.checked_mul(group) != Some(channels) || filters % group != 0 {
+            return Err(format!("an input {x:?} and weights {w:?} do not fit in {group} groups"));
+        }
+        let window = self.sliding.window(space, kernel)?;
+        Ok(Sizes { batch, from, to: filters / group, group, window })
+    }
+}
+
+/// What is done with each element of f32 of a convolution that is fused with what follows it.
+enum Finish {
+    Bounds(f32, f32),
+    Function(Activation),
+}
+
+impl Finish {
+    /// As com.microsoft.FusedConv says it.
+    fn new(node: &Definition<'_>) -> Result<Option<Self>, String> {
+        let told = node.attributes.floats("activation_params").unwrap_or_default();
+        match (node.attributes.text("activation", ""), &told[..]) {
+            ("", _) => Ok(None),
+            ("Clip", &[least, most]) => Ok(Some(Self::Bounds(least, most))),
+            (name, _) => {
+                let (mut alpha, mut beta) = (told.iter().copied(), told.iter().skip(1).copied());
+                Activation::new(name, &mut alpha, &mut beta).map(|function| Some(Self::Function(function)))
+            }
+        }
+    }
+
+    fn apply(&self, row: &mut [f32]) {
+        match *self {
+            // NaN stays what it is.
+            Self::Bounds(least, most) => row.iter_mut().for_each(|x| {
+                if *x < least {
+                    *x = least;
+                }
+                // Of crossed bounds the upper one holds.
+                if *x > most {
+                    *x = most;
+                }
+            }),
+            Self::Function(function) => function.apply(row),
+        }
+    }
+}
+
+/// A convolution.
+struct Conv {
+    filters: Filters,
+    /// Whether it is com.microsoft.FusedConv: a tensor is added to what it makes if there is one, and `finish` applied.
+    is_fused: bool,
+    finish: Option<Finish>,
+}
+
+impl Conv {
+    fn new(node: &Definition<'_>) -> Result<Self, String> {
+        let is_fused = node.op == "FusedConv";
+        let finish = if is_fused { Finish::new(node)? } else { None };
+        Ok(Self { filters: Filters::new(node)?, is_fused, finish })
+    }
+}
+
+impl Operator for Conv {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+        let (x, w) = (inputs.ty(0)?, inputs.ty(1)?);
+        if x.dtype != w.dtype || inputs.opt(2).is_some_and(|bias| bias.dtype != x.dtype) {
+            return Err("its inputs have elements of several types".into());
+        }
+        if let Some(bias) = inputs.opt(2).filter(|bias| bias.shape != w.shape[..1.min(w.rank())]) {
+            return Err(format!("a bias {bias} does not fit weights {w}").into());
+        }
+        let made = self.filters.sizes(&x.shape, &w.shape)?.out(x.dtype)?;
+        if self.is_fused {
+            if x.dtype != DataType::F32 {
+                return Err(no(x.dtype).into());
+            }
+            if let Some(added) = inputs.opt(3).filter(|added| **added != made) {
+                return Err(format!("{added} is added to {made}").into());
+            }
+        }
+        Ok(vec![made])
+    }
+
+    fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
+        let (Some(x), Some(w)) = (inputs.opt(0), inputs.opt(1)) else { return 0 };
+        let Ok(sizes) = self.filters.sizes(&x.shape, &w.shape) else { return 0 };
+        if let Some(way) = Way::new(&sizes).filter(|_| x.dtype == DataType::F32) {
+            // No core would have less than a filter.
+            let filters = sizes.batch * sizes.group * sizes.to;
+            let cores = if sizes.is_small() { 1 } else { threads::for_runs().min(filters).max(1) };
+            return cores * way.scratch(&sizes) * size_of::<f32>();
+        }
+        by_float!(x.dtype, T => scratch::<T>(&sizes), 0)
+    }
+
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+        let (x, w, bias, out) = (call.input(0)?, call.input(1)?, call.opt(2), call.output(0)?);
+        let sizes = self.filters.sizes(x.shape, w.shape)?;
+        let dtype = x.dtype;
+        if out.bytes.is_empty() {
+            return Ok(());
+        }
+        if dtype != DataType::F32 {
+            let scratch = call.scratch();
+            return by_float!(dtype, T => {
+                let bias = bias.map(|bias| bias.elements::<T>());
+                unrolled(&sizes, out.elements(), (x.is_empty(), &plainly(&sizes, x.elements::<T>())), w.elements(), bias, scratch)
+            }, Err(no(dtype)));
+        }
+        let (out, x, w) = (out.elements::<f32>(), x.elements::<f32>(), w.elements::<f32>());
+        let bias = bias.map(|bias| bias.elements::<f32>());
+        let added = call.opt(3).filter(|_| self.is_fused).map(|added| added.elements::<f32>());
+        let done = |at: usize, part: &mut [f32]| {
+            if let Some(added) = added {
+                part.iter_mut().zip(&added[at..]).for_each(|(x, added)| *x += added);
+            }
+            self.finish.iter().for_each(|finish| finish.apply(part));
+        };
+        if let Some(way) = Way::new(&sizes) {
+            convolve((&way, &sizes), out, x, (w, bias), call.scratch_of(), &done);
+        } else {
+            unrolled(&sizes, out, (x.is_empty(), &plainly(&sizes, x)), w, bias, call.scratch())?;
+            done(0, out);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! The operators of ONNX, and some of ONNX Runtime's own domain, one file a family.
+//!
+//! [`registry`] has them all. What they compute with is in `stepalloc-kernels`.
+
+use stepalloc_graph::operator::{
+    Call, Definition, Known, Made, Operator, Registry, Reuse, Unclear, ints, typed,
+};
+use stepalloc_tensor::{Ints, Tensor, Type, axis};
+
+mod attention;
+mod batchnorm;
+mod borders;
+mod cast;
+mod causal;
+mod control;
+mod conv;
+mod conv_transpose;
+mod cumulative;
+mod deform;
+mod determinant;
+mod einsum;
+mod elementwise;
+mod extremes;
+mod fills;
+mod flex_attention;
+mod fourier;
+mod grid;
+mod image;
+mod index;
+mod integer;
+mod linear_attention;
+mod logic;
+mod loss;
+mod matmul;
+mod movement;
+mod ngrams;
+mod normalize;
+mod numeric;
+mod optimize;
+mod pool;
+mod quantize;
+mod quantized_lstm;
+mod random;
+mod recurrent;
+mod reduce;
+mod resize;
+mod rotary;
+mod scan;
+mod scatter;
+mod select;
+mod shape;
+mod signal;
+mod skip_normalize;
+mod slabs;
+mod sliding;
+mod softmax;
+#[cfg(test)]
+pub(crate) mod trial;
+#[cfg(test)]
+mod trials;
+mod unary;
+mod variadic;
+
+/// All operators that are known here.
+pub fn registry() -> Registry {
+    Registry::new(make)
+}
+
+/// The operator of a node.
+pub fn make(node: &Definition<'_>) -> Made {
+    if node.domain == "com.microsoft" {
+        return microsoft(node);
+    }
+    if !matches!(node.domain, "" | "ai.onnx" | "ai.onnx.preview" | "ai.onnx.preview.training") {
+        return None;
+    }
+    const FAMILIES: &[fn(&Definition<'_>) -> Made] = &[
+        attention::make,
+        batchnorm::make,
+        borders::make,
+        cast::make,
+        causal::make,
+        control::make,
+        conv::make,
+        conv_transpose::make,
+        cumulative::make,
+        deform::make,
+        determinant::make,
+        einsum::make,
+        elementwise::make,
+        extremes::make,
+        fills::make,
+        fourier::make,
+        grid::make,
+        image::make,
+        index::make,
+        integer::make,
+        logic::make,
+        loss::make,
+        matmul::make,
+        movement::make,
+        ngrams::make,
+        normalize::make,
+        numeric::make,
+        optimize::make,
+        pool::make,
+        quantize::make,
+        random::make,
+        recurrent::make,
+        reduce::make,
+        resize::make,
+        scatter::make,
+        select::make,
+        shape::make,
+        signal::make,
+        softmax::make,
+        unary::make,
+        variadic::make,
+    ];
+    FAMILIES.iter().find_map(|make| make(node))
+}
+
+/// Operators of ONNX Runtime's own domain: those that passes make, and some that its tools do.
+fn microsoft(node: &Definition<'_>) -> Made {
+    match node.op {
+        "FusedConv" => conv::make(node),
+        "Gelu" | "FastGelu" | "QuickGelu" => unary::make(node),
+        "FusedMatMul" => matmul::make(node),
+        "DynamicQuantizeLSTM" => quantized_lstm::make(node),
+        "SkipLayerNormalization" => skip_normalize::make(node),
+        _ => None,
+    }
+}
+
+/// A tensor of zeros, for what is not known before it runs.
+fn zeroed(ty: Type) -> Result<Tensor, String> {
+    Tensor::try_zeroed(ty).map_err(|error| error.to_string())
+}

@@ -1,0 +1,259 @@
+//! Operators that put elements at places that indices name, over those of another tensor or together with
+//! them.
+
+use super::index::{Indices, each_row, fits};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, axis, typed};
+use stepalloc_kernels::no;
+use stepalloc_kernels::strided::strides;
+use stepalloc_tensor::{Number, Type, View, ViewMut, by_number, by_width};
+
+pub(super) fn make(node: &Definition<'_>) -> Made {
+    let attributes = node.attributes;
+    let reduction = || match attributes.text("reduction", "none") {
+        "none" => Ok(Reduction::None),
+        "add" => Ok(Reduction::Add),
+        "mul" => Ok(Reduction::Mul),
+        "max" => Ok(Reduction::Max),
+        "min" => Ok(Reduction::Min),
+        other => Err(format!("there is no reduction {other:?}")),
+    };
+    Some(match node.op {
+        "Scatter" | "ScatterElements" => reduction().map(|reduction| {
+            Box::new(ScatterElements { axis: attributes.int("axis", 0), reduction }) as Box<dyn Operator>
+        }),
+        "ScatterND" => reduction().map(|reduction| Box::new(ScatterND { reduction }) as Box<dyn Operator>),
+        "TensorScatter" => match attributes.text("mode", "linear") {
+            mode @ ("linear" | "circular") => {
+                Ok(Box::new(TensorScatter { axis: attributes.int("axis", -2), circular: mode == "circular" }))
+            }
+            mode => Err(format!("there is no mode {mode:?}")),
+        },
+        _ => return None,
+    })
+}
+
+/// What becomes of an element and one that is put in its place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reduction {
+    /// The other.
+    None,
+    Add,
+    Mul,
+    Max,
+    Min,
+}
+
+/// A way through the updates: each run of elements that lie in a row (where in the target, where among the
+/// updates, how many).
+type Way<'w> = &'w dyn Fn(&mut dyn FnMut(usize, usize, usize)) -> Result<(), String>;
+
+impl Reduction {
+    fn apply(self, target: ViewMut<'_>, updates: &View<'_>, way: Way<'_>) -> Result<(), String> {
+        if self == Self::None {
+            return by_width!(target.dtype, T => {
+                let (target, updates) = (target.raw::<T>(), updates.raw::<T>());
+                way(&mut |to, from, length| match length {
+                    1 => target[to] = updates[from],
+                    _ => target[to..to + length].copy_from_slice(&updates[from..from + length]),
+                })
+            });
+        }
+        by_number!(target.dtype, T => {
+            let (target, updates) = (target.elements::<T>(), updates.elements::<T>());
+            let join: fn(T, T) -> T = match self {
+                Self::Add => T::plus,
+                Self::Mul => T::times,
+                Self::Max => |old, new| if new > old { new } else { old },
+                Self::Min => |old, new| if new < old { new } else { old },
+                Self::None => |_, new| new,
+            };
+            way(&mut |to, from, length| {
+                let places = target[to..to + length].iter_mut();
+                places.zip(&updates[from..from + length]).for_each(|(place, &new)| *place = join(*place, new));
+            })
+        }, Err(no(target.dtype)))
+    }
+}
+
+/// Output 0 with the elements of input 0 in it.
+fn begun<'a>(call: &mut Call<'_, 'a>) -> Result<ViewMut<'a>, String> {
+    let output = call.output(0)?;
+    if call.in_place().is_none() {
+        output.bytes.copy_from_slice(call.input(0)?.bytes);
+    }
+    Ok(output)
+}
+
+/// That updates have the type they should.
+fn same(updates: &Type, wanted: &Type) -> Result<(), String> {
+    if updates == wanted { Ok(()) } else { Err(format!("updates are {updates} instead of {wanted}")) }
+}
+
+/// Single elements along a dimension.
+struct ScatterElements {
+    axis: i64,
+    reduction: Reduction,
+}
+
+impl Operator for ScatterElements {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+        let (data, indices, updates) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
+        fits(indices, data, axis(self.axis, data.rank())?)?;
+        same(updates, &Type { dtype: data.dtype, shape: indices.shape.clone() })?;
+        Ok(vec![data.clone()])
+    }
+
+    fn reuse(&self) -> Reuse {
+        Reuse::InPlace(&[0])
+    }
+
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+        let output = begun(call)?;
+        let (view, updates) = (call.input(1)?, call.input(2)?);
+        let at = axis(self.axis, output.shape.len())?;
+        let (dim, strides, indices) = (output.shape[at], strides(output.shape), Indices::new(&view)?);
+        let (step, length) = (strides[at], view.shape[view.shape.len() - 1]);
+        // Along the last dimension, indices are all that moves; else columns move too.
+        let column = usize::from(at + 1 < output.shape.len());
+        self.reduction.apply(output, &updates, &|put| {
+            each_row(view.shape, &strides, at, &mut |row, begin| {
+                for n in 0..length {
+                    let from = row * length + n;
+                    put(begin + n * column + indices.get(from, dim)? * step, from, 1);
+                }
+                Ok(())
+            })
+        })
+    }
+}
+
+/// Slices, each of which is named by a row of indices.
+struct ScatterND {
+    reduction: Reduction,
+}
+
+impl Operator for ScatterND {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+        let (data, indices, updates) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
+        let rows = indices.shape.split_last().filter(|&(&named, _)| named <= data.rank());
+        let (&named, outer) = rows.ok_or_else(|| format!("indices {indices} do not fit {data}"))?;
+        same(updates, &typed(data.dtype, [outer, &data.shape[named..]].concat())?)?;
+        Ok(vec![data.clone()])
+    }
+
+    fn reuse(&self) -> Reuse {
+        Reuse::InPlace(&[0])
+    }
+
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+        let output = begun(call)?;
+        let (view, updates) = (call.input(1)?, call.input(2)?);
+        let (strides, indices) = (strides(output.shape), Indices::new(&view)?);
+        let (&named, outer) = view.shape.split_last().ok_or("its indices are a scalar")?;
+        let (shape, inner) = (&output.shape[..named], output.shape[named..].iter().product::<usize>());
+        let rows: usize = if inner == 0 { 0 } else { outer.iter().product() };
+        self.reduction.apply(output, &updates, &|put| {
+            for row in 0..rows {
+                put(indices.place(row * named, shape, &strides)?, row * inner, inner);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Steps of sequences into a cache, from where each sample of the batch has come to.
+struct TensorScatter {
+    axis: i64,
+    /// Beyond the end goes on at the beginning.
+    circular: bool,
+}
+
+impl Operator for TensorScatter {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+        let (cache, update) = (inputs.ty(0)?, inputs.ty(1)?);
+        let at = axis(self.axis, cache.rank())?;
+        let mut wanted = cache.clone();
+        wanted.shape[at] = update.shape.get(at).map_or(0, |&steps| steps.min(cache.shape[at]));
+        same(update, &wanted)?;
+        if at == 0 {
+            return Err("axis 0 is the batch".into());
+        }
+        if let Some(indices) = inputs.opt(2)
+            && indices.shape != [cache.shape[0]]
+        {
+            return Err(format!("{indices} is not one for each of {} samples", cache.shape[0]).into());
+        }
+        Ok(vec![cache.clone()])
+    }
+
+    fn reuse(&self) -> Reuse {
+        Reuse::InPlace(&[0])
+    }
+
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+        let output = begun(call)?;
+        let update = call.input(1)?;
+        let indices = call.opt(2).map(|indices| super::ints(&indices).ok_or("its indices are no integers"));
+        let indices = indices.transpose()?;
+        let at = axis(self.axis, output.shape.len())?;
+        let (most, steps) = (output.shape[at], update.shape[at]);
+        let row = output.shape[at + 1..].iter().product::<usize>() * output.dtype.bytes();
+        if update.bytes.is_empty() {
+            return Ok(());
+        }
+        let sequences: usize = output.shape[1..at].iter().product();
+        let blocks = output.bytes.chunks_exact_mut(most * row).zip(update.bytes.chunks_exact(steps * row));
+        for (n, (cache, update)) in blocks.enumerate() {
+            let told = indices.as_ref().map_or(0, |indices| indices[n / sequences]);
+            let begin = if self.circular { told.rem_euclid(most as i64) } else { told };
+            let begin = usize::try_from(begin).ok().filter(|&begin| self.circular || begin <= most - steps);
+            let begin = begin.ok_or_else(|| format!("{steps} steps from {told} on are beyond {most}"))?;
+            let first = steps.min(most - begin) * row;
+            cache[begin * row..][..first].copy_from_slice(&update[..first]);
+            cache[..update.len() - first].copy_from_slice(&update[first..]);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::{Trial, counting, tensor};
+    use stepalloc_graph::Attribute;
+
+    #[test]
+    fn over_the_data_is_what_comes_out_elsewhere() {
+        let (data, updates) = (counting(&[3, 4]), tensor(&[2, 4], &[-1.0f32; 8]));
+        let columns = tensor(&[2, 4], &[0i64, -1, 1, 2, 2, 0, 0, 1]);
+        let rows = tensor(&[2, 1], &[2i64, 2]);
+        let cache = tensor(&[1, 3, 4], &[0.0f32; 12]);
+        let update = tensor(&[1, 2, 4], &[1.0f32; 8]);
+        let at = tensor(&[1], &[2i64]);
+        let add = [("reduction", Attribute::String("add".into()))];
+        let circular = [("mode", Attribute::String("circular".into()))];
+        for trial in [
+            Trial::new("ScatterElements", &[], [&data, &columns, &updates]),
+            Trial::new("ScatterElements", &add, [&data, &columns, &updates]),
+            Trial::new("ScatterND", &add, [&data, &rows, &updates]),
+            Trial::new("TensorScatter", &circular, [&cache, &update, &at]),
+        ] {
+            let (apart, over) = (trial.run().expect("it runs"), trial.run_over(Some(0)).expect("it runs"));
+            assert_eq!(apart[0].view().bytes, over[0].view().bytes, "{}", trial.op);
+        }
+    }
+
+    #[test]
+    fn places_that_do_not_exist_are_errors() {
+        let data = counting(&[3, 4]);
+        let one = tensor(&[1, 1], &[0.0f32]);
+        for index in [3, -4, i64::MIN, i64::MAX] {
+            let index = tensor(&[1, 1], &[index]);
+            let trial = Trial::new("ScatterElements", &[], [&data, &index, &one]);
+            assert!(trial.run().is_err_and(|why| why.contains("beyond 3 elements")));
+        }
+        let cache = counting(&[1, 3, 4]);
+        let late = tensor(&[1], &[2i64]);
+        let update = counting(&[1, 2, 4]);
+        assert!(Trial::new("TensorScatter", &[], [&cache, &update, &late]).run().is_err());
+    }
+}

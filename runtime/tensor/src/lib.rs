@@ -1,0 +1,18 @@
+//! Tensors of models: elements of one type in a shape, in memory of their own or in a file that is mapped.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`element`] | the types of elements, the Rust types that hold them, and macros that choose the code for one |
+//! | [`tensor`] | [`Tensor`], [`View`] and [`ViewMut`]: a shape, and where its elements are |
+//! | [`raw`] | elements as files have them |
+//! | [`mapped`] | files of weights, mapped once in a process, copied from only where they must be |
+//!
+//! Kernels, graphs and file formats are built on this crate; it knows nothing of them.
+
+pub mod element;
+pub mod mapped;
+pub mod raw;
+pub mod tensor;
+
+pub use element::{Bool, DataType, Element, Number, bf16, f16};
+pub use tensor::{ALIGNMENT, Ints, OutOfMemory, Tensor, Type, View, ViewMut, axis};

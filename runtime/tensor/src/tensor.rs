@@ -1,0 +1,318 @@
+//! Tensors: elements of one type in a shape, row by row (C order), in memory of their own or lent.
+
+use crate::element::{DataType, Element};
+use crate::mapped::{Copied, Order, copied, reordered};
+use bytemuck::allocation::try_zeroed_vec;
+use bytemuck::{Pod, Zeroable};
+use bytes::Bytes;
+use smallvec::SmallVec;
+use std::fmt;
+use std::sync::Arc;
+
+/// Addresses of tensors are multiples of so many bytes: a cache line, and the widest vector register.
+pub const ALIGNMENT: usize = 64;
+/// The most bytes that a tensor may have: what a pointer's offset can say.
+const MOST_BYTES: usize = isize::MAX as usize;
+
+/// The system has no memory for a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{bytes} bytes of memory are wanted: the system has no more")]
+pub struct OutOfMemory {
+    /// As many as were asked for.
+    pub bytes: u64,
+}
+
+/// Type of the elements, and sizes of the dimensions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Type {
+    /// Of each element.
+    pub dtype: DataType,
+    /// Elements along each dimension; empty for a scalar.
+    pub shape: Vec<usize>,
+}
+
+impl Type {
+    /// `None` if so many elements cannot be addressed.
+    pub fn new(dtype: DataType, shape: impl Into<Vec<usize>>) -> Option<Self> {
+        let shape = shape.into();
+        // A zero among the dimensions must not hide that the others are beyond all bounds.
+        let elements =
+            shape.iter().filter(|&&dim| dim != 0).try_fold(1usize, |all, &dim| all.checked_mul(dim))?;
+        elements.checked_mul(dtype.bytes()).filter(|&bytes| bytes <= MOST_BYTES)?;
+        Some(Self { dtype, shape })
+    }
+
+    /// The number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of all elements.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.bytes()
+    }
+
+    /// The number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.dtype)?;
+        for (index, dim) in self.shape.iter().enumerate() {
+            write!(f, "{}{dim}", if index > 0 { "," } else { "" })?;
+        }
+        f.write_str("]")
+    }
+}
+
+/// A few integers: of shapes, axes, pads.
+pub type Ints = SmallVec<[i64; 8]>;
+
+/// A dimension's number from one that may count from the end.
+pub fn axis(axis: i64, rank: usize) -> Result<usize, String> {
+    let counted = if axis < 0 { axis + rank as i64 } else { axis };
+    usize::try_from(counted)
+        .ok()
+        .filter(|&counted| counted < rank)
+        .ok_or_else(|| format!("there is no axis {axis} among {rank} dimensions"))
+}
+
+/// A tensor to be read.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// Of each element.
+    pub dtype: DataType,
+    /// Elements along each dimension.
+    pub shape: &'a [usize],
+    /// All elements, aligned as they are: a session refuses others.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> View<'a> {
+    /// The elements.
+    ///
+    /// # Panics
+    /// When they are of another type: operators look at the types first.
+    pub fn elements<T: Element>(&self) -> &'a [T] {
+        assert_eq!(self.dtype, T::DTYPE, "elements of another type");
+        // No elements may lie anywhere.
+        if self.bytes.is_empty() { &[] } else { bytemuck::cast_slice(self.bytes) }
+    }
+
+    /// The elements as integers of the same width, whatever they are.
+    pub fn raw<T: Pod>(&self) -> &'a [T] {
+        assert_eq!(self.dtype.bytes(), size_of::<T>(), "elements of another width");
+        // No elements may lie anywhere.
+        if self.bytes.is_empty() { &[] } else { bytemuck::cast_slice(self.bytes) }
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// No elements.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// A tensor of its own.
+    pub fn to_tensor(&self) -> Tensor {
+        let mut tensor = Tensor::zeroed(Type { dtype: self.dtype, shape: self.shape.to_vec() });
+        tensor.view_mut().bytes.copy_from_slice(self.bytes);
+        tensor
+    }
+}
+
+/// A tensor to be written.
+#[derive(Debug)]
+pub struct ViewMut<'a> {
+    /// Of each element.
+    pub dtype: DataType,
+    /// Elements along each dimension.
+    pub shape: &'a [usize],
+    /// All elements. What is in them before they are written is anything, but initialised.
+    pub bytes: &'a mut [u8],
+}
+
+impl<'a> ViewMut<'a> {
+    /// The same elements, to be written for a while.
+    pub fn lend(&mut self) -> ViewMut<'_> {
+        ViewMut { dtype: self.dtype, shape: self.shape, bytes: self.bytes }
+    }
+
+    /// The elements.
+    ///
+    /// # Panics
+    /// When they are of another type.
+    pub fn elements<T: Element>(self) -> &'a mut [T] {
+        assert_eq!(self.dtype, T::DTYPE, "elements of another type");
+        if self.bytes.is_empty() { &mut [] } else { bytemuck::cast_slice_mut(self.bytes) }
+    }
+
+    /// The elements as integers of the same width, whatever they are.
+    pub fn raw<T: Pod>(self) -> &'a mut [T] {
+        assert_eq!(self.dtype.bytes(), size_of::<T>(), "elements of another width");
+        if self.bytes.is_empty() { &mut [] } else { bytemuck::cast_slice_mut(self.bytes) }
+    }
+}
+
+/// Tensors of so few bytes are copied at once: to do it later would take as much memory as they do.
+const FEW_BYTES: usize = 256;
+
+/// What tensors' memory is made of, so that it is aligned.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(crate) struct Line([u8; ALIGNMENT]);
+
+impl Default for Line {
+    fn default() -> Self {
+        Self::zeroed()
+    }
+}
+
+#[derive(Clone)]
+enum Memory {
+    Own(Vec<Line>),
+    /// Of a mapped file, or of a message read from one. Aligned for the elements.
+    Lent(Bytes),
+    /// Of a mapped file as well, but copied when they are first read.
+    Copied(Arc<Copied>),
+}
+
+/// A tensor with memory of its own, or of a file that stays mapped as long as any of its tensors.
+#[derive(Clone)]
+pub struct Tensor {
+    ty: Type,
+    memory: Memory,
+}
+
+impl Tensor {
+    /// All elements are zero.
+    pub fn zeroed(ty: Type) -> Self {
+        let lines = ty.bytes().div_ceil(ALIGNMENT);
+        Self { ty, memory: Memory::Own(vec![Line::zeroed(); lines]) }
+    }
+
+    /// All elements are zero; an error if there is no memory for them.
+    pub fn try_zeroed(ty: Type) -> Result<Self, OutOfMemory> {
+        let lines = try_zeroed_vec(ty.bytes().div_ceil(ALIGNMENT));
+        let fail = |()| OutOfMemory { bytes: ty.bytes() as u64 };
+        Ok(Self { memory: Memory::Own(lines.map_err(fail)?), ty })
+    }
+
+    /// Copies elements; `None` if they are not as many as the shape says.
+    pub fn from_elements<T: Element>(shape: impl Into<Vec<usize>>, elements: &[T]) -> Option<Self> {
+        let ty = Type::new(T::DTYPE, shape).filter(|ty| ty.elements() == elements.len())?;
+        let mut tensor = Self::zeroed(ty);
+        tensor.view_mut().elements().copy_from_slice(elements);
+        Some(tensor)
+    }
+
+    /// Takes bytes in the machine's order: without copying them where that saves memory and their address allows it, else, if they
+    /// are of a mapped file, with a copy that is made when they are first read. `None` if they are not as many as the type says.
+    pub fn from_bytes(ty: Type, bytes: Bytes) -> Option<Self> {
+        if bytes.len() != ty.bytes() {
+            return None;
+        }
+        if bytes.len() > FEW_BYTES
+            && let Some(copied) = copied(&bytes, ty.dtype.bytes())
+        {
+            return Some(Self { ty, memory: Memory::Copied(copied) });
+        }
+        if bytes.len() > FEW_BYTES && (bytes.as_ptr() as usize).is_multiple_of(ty.dtype.bytes()) {
+            return Some(Self { ty, memory: Memory::Lent(bytes) });
+        }
+        let mut tensor = Self::zeroed(ty);
+        tensor.view_mut().bytes.copy_from_slice(&bytes);
+        Some(tensor)
+    }
+
+    /// Its type.
+    pub fn ty(&self) -> &Type {
+        &self.ty
+    }
+
+    /// To be read.
+    pub fn view(&self) -> View<'_> {
+        let bytes = match &self.memory {
+            Memory::Own(lines) => &bytemuck::cast_slice(lines)[..self.ty.bytes()],
+            Memory::Lent(bytes) => &bytes[..],
+            Memory::Copied(copied) => &copied.copy()[..self.ty.bytes()],
+        };
+        View { dtype: self.ty.dtype, shape: &self.ty.shape, bytes }
+    }
+
+    /// To be written; memory that is lent is copied first.
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        if !matches!(self.memory, Memory::Own(_)) {
+            *self = self.view().to_tensor();
+        }
+        let Memory::Own(lines) = &mut self.memory else { unreachable!("it was copied") };
+        let bytes = &mut bytemuck::cast_slice_mut(lines)[..self.ty.bytes()];
+        ViewMut { dtype: self.ty.dtype, shape: &self.ty.shape, bytes }
+    }
+
+    /// The same elements in another shape; `None` if they are not as many.
+    pub fn reshaped(mut self, shape: impl Into<Vec<usize>>) -> Option<Self> {
+        let ty = Type::new(self.ty.dtype, shape).filter(|ty| ty.elements() == self.ty.elements())?;
+        self.ty = ty;
+        Some(self)
+    }
+
+    /// Whether its memory is that of a file.
+    pub fn is_lent(&self) -> bool {
+        matches!(self.memory, Memory::Lent(_))
+    }
+
+    /// The same elements with their blocks in another order, into whose blocks they can be cut: copied when they are first read if this
+    /// one lies in a mapped file, else now.
+    pub fn reordered(&self, order: Order) -> Self {
+        let file = match &self.memory {
+            Memory::Lent(bytes) => Some(bytes),
+            Memory::Copied(copied) => copied.as_it_is(),
+            Memory::Own(_) => None,
+        };
+        if let Some(copied) = file.and_then(|bytes| reordered(bytes, order)) {
+            return Self { ty: self.ty.clone(), memory: Memory::Copied(copied) };
+        }
+        let (mut made, from) = (Self::zeroed(self.ty.clone()), self.view().bytes);
+        order.fill(made.view_mut().bytes, |at, to| to.copy_from_slice(&from[at..][..to.len()]));
+        made
+    }
+
+    /// The same in memory of its own, if it is to be copied from a file and was not yet: for who looks at it once.
+    pub fn in_passing(&self) -> Option<Self> {
+        match &self.memory {
+            Memory::Copied(copied) if !copied.is_there() => {
+                let mut read = Self::zeroed(self.ty.clone());
+                copied.read(read.view_mut().bytes);
+                Some(read)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether nothing has to be copied for a view of it.
+    pub fn is_read(&self) -> bool {
+        !matches!(&self.memory, Memory::Copied(copied) if !copied.is_there())
+    }
+
+    /// Bytes of memory that it takes now, those of a file not counted.
+    pub fn own_bytes(&self) -> usize {
+        match &self.memory {
+            Memory::Own(_) => self.ty.bytes(),
+            Memory::Copied(copied) if copied.is_there() => self.ty.bytes(),
+            _ => 0,
+        }
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({})", self.ty)
+    }
+}
