@@ -3,7 +3,8 @@
 //! Queries are taken in blocks: only a block's scores are in memory, and only for keys that one of its queries may look at. Heads are
 //! shared out among threads, each with scratch memory for one block.
 
-use crate::real::{Matrix, Real, Space};
+use crate::gemm::Matrix;
+use crate::real::{Real, Space};
 use std::ops::Range;
 use stepalloc_tensor::Ints;
 use stepalloc_tensor::{Bool, DataType, Number, bf16, f16};
@@ -88,7 +89,7 @@ pub struct Heads<'a, W> {
     cols: usize,
 }
 
-impl<'a, W> Heads<'a, W> {
+impl<'a, W: Copy> Heads<'a, W> {
     /// Heads that lie beside each other in rows (`packed`), or one behind the other.
     pub fn new(data: &'a [W], packed: bool, heads: usize, rows: usize, cols: usize) -> Self {
         let (head, row) = if packed { (cols, heads * cols) } else { (rows * cols, cols) };
@@ -99,7 +100,7 @@ impl<'a, W> Heads<'a, W> {
     pub fn rows(&self, batch: usize, head: usize, rows: Range<usize>) -> Matrix<'a, W> {
         let begin = batch * self.batch + head * self.head + rows.start * self.row;
         let data = self.data.get(begin..).unwrap_or_default();
-        Matrix { data, rows: rows.len(), cols: self.cols, strides: [self.row, 1] }
+        Matrix { data, rows: rows.len(), cols: self.cols, row_stride: self.row, col_stride: 1 }
     }
 }
 

@@ -3,44 +3,12 @@
 //! Operators that multiply matrices read their inputs as one of the two ([`widened`]), and write outputs through a [`Target`]; only
 //! halves are copied for that, to scratch memory, which is dealt out by a [`Space`].
 
+use crate::gemm::{Matrix, gemm_f32};
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
-use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmOptions};
 use rten_simd::{SimdOp, SimdUnaryOp};
-use rten_tensor::NdTensorView;
 use rten_vecmath::{Sigmoid, Softmax, Tanh};
 use stepalloc_tensor::{ALIGNMENT, DataType, Number, View, ViewMut, bf16, f16};
-
-thread_local! {
-    /// The fastest code for this machine. It cannot be shared between threads.
-    static GEMM: GemmExecutor = GemmExecutor::new();
-}
-
-/// A matrix to be read: rows and columns are so many elements apart.
-#[derive(Clone, Copy)]
-pub struct Matrix<'a, W> {
-    /// From its first element on.
-    pub data: &'a [W],
-    /// The number of rows.
-    pub rows: usize,
-    /// The number of columns.
-    pub cols: usize,
-    /// From a row, and from a column, to the next one.
-    pub strides: [usize; 2],
-}
-
-impl<'a, W> Matrix<'a, W> {
-    /// Rows of `cols` elements, one behind the other.
-    pub fn new(data: &'a [W], rows: usize, cols: usize) -> Self {
-        Self { data, rows, cols, strides: [cols, 1] }
-    }
-
-    /// Rows as columns.
-    pub fn transposed(self) -> Self {
-        let [row, col] = self.strides;
-        Self { data: self.data, rows: self.cols, cols: self.rows, strides: [col, row] }
-    }
-}
 
 /// f32 and f64.
 pub trait Real:
@@ -86,12 +54,7 @@ impl Real for f32 {
         if scaled_only(out, &a, &b, beta) {
             return;
         }
-        let a_view = NdTensorView::from_slice_with_strides([a.rows, a.cols], a.data, a.strides);
-        let b_view = NdTensorView::from_slice_with_strides([b.rows, b.cols], b.data, b.strides);
-        let (a, b) = (a_view.expect("a matrix within its data"), b_view.expect("a matrix within its data"));
-        let options = GemmOptions { alpha, beta, ..GemmOptions::default() };
-        GEMM.with(|gemm| gemm.gemm(out, GemmInputA::Unpacked(a), GemmInputB::Unpacked(b), options))
-            .expect("matrices that fit");
+        gemm_f32(out, a, b, (alpha, beta), None).expect("matrices that fit, within their data");
     }
 
     fn exp(self) -> Self {
@@ -138,8 +101,8 @@ impl Real for f64 {
         for (row, out) in out.chunks_exact_mut(b.cols).enumerate() {
             scale(out, beta);
             for at in 0..a.cols {
-                let factor = f64::from(alpha) * a.data[row * a.strides[0] + at * a.strides[1]];
-                let b_row = b.data[at * b.strides[0]..].iter().step_by(b.strides[1].max(1));
+                let factor = f64::from(alpha) * a.data[row * a.row_stride + at * a.col_stride];
+                let b_row = b.data[at * b.row_stride..].iter().step_by(b.col_stride.max(1));
                 out.iter_mut().zip(b_row).for_each(|(out, &b)| *out += factor * b);
             }
         }

@@ -267,7 +267,7 @@ impl Attention {
             }
             let from = fresh.rows(at / heads, at % heads, 0..rows);
             for (row, to) in to.chunks_exact_mut(width).enumerate() {
-                to.copy_from_slice(&from.data[row * from.strides[0]..][..width]);
+                to.copy_from_slice(&from.data[row * from.row_stride..][..width]);
             }
         }
         if past.is_none() {

@@ -5,9 +5,10 @@
 use super::attention::{clear, softmax_precision, types_of};
 use super::control::{Body, bodies};
 use super::{Call, Definition, Known, Operator, Unclear, typed, zeroed};
+use stepalloc_kernels::gemm::Matrix;
 use stepalloc_kernels::{
     attention::{Heads, probabilities},
-    real::{Matrix, Real, Space, Target, is_double, narrow, widened, widened_bytes},
+    real::{Real, Space, Target, is_double, narrow, widened, widened_bytes},
 };
 use stepalloc_tensor::{DataType, Type, View};
 

@@ -4,9 +4,10 @@
 //! the whole batch, and goes through it row by row. Gates lie one behind the other in each row, in the order of the weights.
 
 use super::{Call, Definition, Known, Made, Operator, Unclear, ints, typed};
+use stepalloc_kernels::gemm::Matrix;
 use stepalloc_kernels::{
     activation::Activation,
-    real::{Matrix, Real, Space, Target, is_double, widened, widened_bytes},
+    real::{Real, Space, Target, is_double, widened, widened_bytes},
 };
 use stepalloc_tensor::{DataType, Type, View};
 

@@ -102,10 +102,13 @@ pub fn gemm_f32(
             BiasVector::Column(bias) => BiasVector::Row(bias),
         });
     }
-    let as_it_is = alpha == 1.0 && a.col_stride == 1;
-    if as_it_is
+    let is_plain = (alpha == 1.0 || beta == 0.0) && a.col_stride == 1;
+    if is_plain
         && (a.rows == 1 && vector_matrix(out, &a.data[..a.cols], b, beta) || few_rows(out, a, b, beta))
     {
+        if alpha != 1.0 {
+            out.iter_mut().for_each(|out| *out *= alpha);
+        }
         for (row, out) in out.chunks_exact_mut(b.cols.max(1)).enumerate() {
             match bias {
                 Some(BiasVector::Row(bias)) => out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias),
@@ -397,5 +400,29 @@ mod tests {
         assert_eq!(plain, other);
         let expected = 1 + (0..40).map(|k| a[40 + k] * b[k * 130 + 2]).sum::<i64>();
         assert_eq!(plain[130 + 2], expected);
+    }
+
+    #[test]
+    fn products_of_few_rows_are_scaled_as_those_of_many() {
+        let numbers = |count: usize, step: usize| -> Vec<f32> {
+            (0..count).map(|at| (at * step % 19) as f32 / 8.0 - 1.0).collect()
+        };
+        let (depth, cols) = (37, 21);
+        let (data, bias) = (numbers(depth * cols, 7), numbers(cols, 5));
+        let b = Matrix::new(&data, depth, cols);
+        for rows in [1, 2, 5, 16, 40] {
+            let (x, before) = (numbers(rows * depth, 3), numbers(rows * cols, 11));
+            for (alpha, beta) in [(1.0, 0.0), (0.25, 0.0), (0.25, 1.0), (2.0, 0.5), (1.0, 1.0)] {
+                let mut out = before.clone();
+                let a = Matrix::new(&x, rows, depth);
+                gemm_f32(&mut out, a, b, (alpha, beta), Some(BiasVector::Row(&bias))).unwrap();
+                for (at, (&out, &before)) in out.iter().zip(&before).enumerate() {
+                    let (row, col) = (at / cols, at % cols);
+                    let sum: f32 = (0..depth).map(|k| x[row * depth + k] * data[k * cols + col]).sum();
+                    let wanted = alpha * sum + beta * before + bias[col];
+                    assert!((out - wanted).abs() < 1e-4, "{rows} rows, {alpha}, {beta}: {out} for {wanted}");
+                }
+            }
+        }
     }
 }
