@@ -112,6 +112,28 @@ impl Scales<'_> {
         }
     }
 
+    /// Where all elements of a row have one scale: calls `f` for each row of `out`, with where it begins, its scale and its zero point; on
+    /// all cores if there are many elements. `false` where they have several, and nothing was done.
+    pub fn write_rows<T: Pod>(
+        &self,
+        out: &mut [T],
+        f: impl Fn(usize, f32, f32, &mut [T]) + Send + Sync,
+    ) -> bool {
+        let Grid { length, depth, outer, block, step, repeat } = self.grid;
+        if repeat != usize::MAX {
+            return false;
+        }
+        let least = if out.len() < PARALLEL { usize::MAX } else { PART.div_ceil(length.max(1)) };
+        threads::pieces(out, length, least, &|row, out| {
+            let at = row / depth * outer + row % depth / block * step;
+            let (mut scale, mut zero) = ([1.0], [0.0]);
+            load(&self.scale, at, &mut scale);
+            self.zero.iter().for_each(|zeros| load(zeros, at, &mut zero));
+            f(row * length, scale[0], zero[0], out);
+        });
+        true
+    }
+
     /// Calls `f` for a few elements of `out` at a time, with where they begin; on all cores if they are many.
     pub fn write<T: Pod>(&self, out: &mut [T], f: impl Fn(usize, &Few, &mut [T]) + Send + Sync) {
         self.write_bytes(bytemuck::cast_slice_mut(out), size_of::<T>(), &|begin, few, out| {

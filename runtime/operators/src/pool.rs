@@ -161,6 +161,7 @@ fn root<W: Wide>(sum: W, order: i32) -> W {
 /// Divides the sums of a plane by the elements that they are of.
 fn average<W: Wide>(window: &Window, plane: &mut [W], padded: bool) {
     let (last, outer) = window.axes.split_last().expect("there are spatial dimensions");
+    let inside = last.inside();
     for (row, sums) in plane.chunks_exact_mut(window.width().max(1)).enumerate() {
         let mut rest = row;
         let rows: usize = outer
@@ -172,11 +173,13 @@ fn average<W: Wide>(window: &Window, plane: &mut [W], padded: bool) {
                 count
             })
             .product();
-        for (place, sum) in sums.iter_mut().enumerate() {
-            // Nothing is divided by where a window meets nothing.
-            let count = (rows * last.count(place, padded)).max(1);
-            *sum = sum.over(W::from_f64(count as f64));
+        // Nothing is divided by where a window meets nothing.
+        let divisor = |count: usize| W::from_f64((rows * count).max(1) as f64);
+        for place in (0..inside.start).chain(inside.end..sums.len()) {
+            sums[place] = sums[place].over(divisor(last.count(place, padded)));
         }
+        let whole = divisor(last.kernel);
+        sums[inside.clone()].iter_mut().for_each(|sum| *sum = sum.over(whole));
     }
 }
 

@@ -93,6 +93,7 @@ struct Bytes<'x, 'o> {
     x: &'x [f32],
     scale: f32,
     zero: f32,
+    range: (f32, f32),
     out: &'o mut [u8],
 }
 
@@ -101,8 +102,30 @@ impl SimdOp for Bytes<'_, '_> {
 
     #[inline(always)]
     fn eval<I: Isa>(self, _: I) {
+        let Self { x, scale, zero, range, out } = self;
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = round(x / scale, zero, range) as u8;
+        }
+    }
+}
+
+/// Reals of bytes with one scale and zero point, compiled for the machine's vectors.
+struct Reals<'x, 'o, T> {
+    x: &'x [T],
+    scale: f32,
+    zero: f32,
+    out: &'o mut [f32],
+}
+
+impl<T: Copy + Into<f32>> SimdOp for Reals<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, _: I) {
         let Self { x, scale, zero, out } = self;
-        out.iter_mut().zip(x).for_each(|(out, x)| *out = round(x / scale, zero, BYTE) as u8);
+        for (out, &x) in out.iter_mut().zip(x) {
+            *out = (x.into() - zero) * scale;
+        }
     }
 }
 
@@ -163,6 +186,15 @@ fn quantize(x: &View<'_>, scales: &Scales<'_>, precision: DataType, saturate: bo
             }
         });
     };
+    if x.dtype == DataType::F32 && precision == DataType::F32 && matches!(to, DataType::U8 | DataType::I8) {
+        let x = x.elements::<f32>();
+        let row = |begin: usize, scale, zero, out: &mut [u8]| {
+            Bytes { x: &x[begin..][..out.len()], scale, zero, range, out }.dispatch();
+        };
+        if scales.write_rows(out.bytes, row) {
+            return;
+        }
+    }
     if to.bytes() == 2 {
         return scales.write(out.raw::<u16>(), |begin, few, out| {
             round_all(&divide(begin, few, out.len()), &few.zero, range, out, |x| x as u16);
@@ -205,13 +237,30 @@ impl Operator for Dequantize {
         let scales = Scales { grid, scale, zero: call.opt(2) };
         let out = call.output(0)?;
         match out.dtype {
-            DataType::F32 => dequantize(&x, &scales, out.elements::<f32>(), |x| x),
+            DataType::F32 => {
+                let out = out.elements::<f32>();
+                let done = match x.dtype {
+                    DataType::U8 => reals(x.elements::<u8>(), &scales, out),
+                    DataType::I8 => reals(x.elements::<i8>(), &scales, out),
+                    _ => false,
+                };
+                if !done {
+                    dequantize(&x, &scales, out, |x| x);
+                }
+            }
             DataType::F16 => dequantize(&x, &scales, out.elements::<f16>(), f16::from_f32),
             DataType::BF16 => dequantize(&x, &scales, out.elements::<bf16>(), bf16::from_f32),
             dtype => return Err(no(dtype)),
         }
         Ok(())
     }
+}
+
+/// Whether each row of bytes has one scale; they are made reals then.
+fn reals<T: Copy + Into<f32> + Sync>(x: &[T], scales: &Scales<'_>, out: &mut [f32]) -> bool {
+    scales.write_rows(out, |begin, scale, zero, out| {
+        Reals { x: &x[begin..][..out.len()], scale, zero, out }.dispatch();
+    })
 }
 
 fn dequantize<T: Element>(
@@ -252,7 +301,7 @@ impl Operator for DynamicQuantize {
             let x = x.elements();
             let least = if x.len() < PARALLEL { usize::MAX } else { 1 };
             threads::pieces(out.bytes, PART, least, &|part, out| {
-                Bytes { x: &x[part * PART..][..out.len()], scale, zero, out }.dispatch();
+                Bytes { x: &x[part * PART..][..out.len()], scale, zero, range: BYTE, out }.dispatch();
             });
         }
         if let Some(out) = call.opt_output(1) {

@@ -144,6 +144,13 @@ pub struct Axis {
 }
 
 impl Axis {
+    /// The places at which all of the window lies within the input.
+    pub fn inside(&self) -> Range<usize> {
+        let begin = self.begin.div_ceil(self.stride).min(self.output);
+        let last = (self.input + self.begin).checked_sub(self.extent()).map(|last| last / self.stride + 1);
+        begin..last.unwrap_or(0).clamp(begin, self.output)
+    }
+
     /// From the window's first element to its last, both included; none of an empty window.
     pub fn extent(&self) -> usize {
         match self.kernel {
@@ -462,6 +469,27 @@ pub(super) mod tests {
                     expected += input[at] * (kernel as i64 + 1);
                 }
                 assert_eq!(sum, expected, "at {place} of {axes:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn inside_windows_meet_as_many_elements_as_they_have() {
+        for sizes in [
+            [5, 3, 1, 1, 1, 1],
+            [9, 3, 2, 1, 1, 0],
+            [7, 2, 3, 2, 1, 0],
+            [1, 4, 1, 2, 5, 5],
+            [4, 1, 1, 1, 0, 0],
+        ] {
+            let axis = axis(sizes);
+            let inside = axis.inside();
+            for place in 0..axis.output {
+                assert_eq!(
+                    inside.contains(&place),
+                    axis.count(place, false) == axis.kernel,
+                    "{place} of {axis:?}"
+                );
             }
         }
     }
