@@ -23,6 +23,12 @@ impl Deref for Model {
     }
 }
 
+impl AsRef<graph::Model> for Model {
+    fn as_ref(&self) -> &graph::Model {
+        self
+    }
+}
+
 impl From<graph::Model> for Model {
     fn from(model: graph::Model) -> Self {
         Self(model)

@@ -113,7 +113,7 @@ pub struct Statistics {
 /// The sessions of one [`Model`](crate::Model) share arenas in any case, unless they have limits of their own.
 ///
 /// ```
-/// use stepalloc_runtime::{Arenas, Options};
+/// use stepalloc_graph::{Arenas, Options};
 ///
 /// let arenas = Arenas::with_max_mem(64 << 20);
 /// let (small, large) = (Options::new().arenas(&arenas), Options::new().arenas(&arenas));

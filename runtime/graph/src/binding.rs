@@ -10,13 +10,16 @@ use stepalloc_tensor::{Tensor, View, ViewMut};
 /// those of the inputs. Some operators still take small blocks of their own.
 ///
 /// ```no_run
-/// # use stepalloc_runtime::{Model, Session, Tensor, Error};
-/// let session = Session::new(&Model::open("net.onnx")?);
+/// # use stepalloc_graph::{Error, Model, Session};
+/// # use stepalloc_tensor::Tensor;
+/// # fn run(model: &Model) -> Result<(), Error> {
+/// let session = Session::new(model);
 /// let mut binding = session.binding();
 /// binding.bind_input("x", Tensor::from_elements([1, 4], &[0.0f32, 1.0, 2.0, 3.0]).expect("four elements"))?;
 /// binding.run()?;
 /// let y = binding.output("y")?.elements::<f32>();
-/// # Ok::<(), Error>(())
+/// # Ok(())
+/// # }
 /// ```
 pub struct Binding<'s> {
     session: &'s Session,

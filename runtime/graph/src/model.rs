@@ -19,6 +19,12 @@ pub struct Model {
     pub registry: Registry,
 }
 
+impl AsRef<Self> for Model {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 /// What files of ONNX say of a model as a whole. What is left out is not said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {

@@ -7,7 +7,7 @@ use crate::plan::Sharing;
 /// Options of a session, named as in ONNX Runtime where it has them.
 ///
 /// ```
-/// use stepalloc_runtime::Options;
+/// use stepalloc_graph::Options;
 ///
 /// let options = Options::new().max_mem(64 << 20).memory_pattern(true);
 /// ```

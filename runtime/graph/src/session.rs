@@ -376,13 +376,13 @@ impl Executor {
 
 impl Session {
     /// Prepares a model.
-    pub fn new(model: &Model) -> Self {
+    pub fn new(model: &impl AsRef<Model>) -> Self {
         Self::with_options(model, Options::default())
     }
 
     /// The same, as told.
-    pub fn with_options(model: &Model, options: Options) -> Self {
-        Self { executor: Executor::with_options(model, options) }
+    pub fn with_options(model: &impl AsRef<Model>, options: Options) -> Self {
+        Self { executor: Executor::with_options(model.as_ref(), options) }
     }
 
     pub(crate) fn executor(&self) -> &Executor {

@@ -8,9 +8,7 @@ mod control;
 mod convert;
 mod iterate;
 mod read;
-#[cfg(test)]
-mod tests;
 mod weights;
 mod xml;
 
-pub use read::{is_ir, open};
+pub use read::{is_ir, open, read};

@@ -30,6 +30,26 @@ pub fn is_ir(path: &Path, bytes: &[u8]) -> bool {
 
 /// The model of an IR, with its weights from the file .bin beside it.
 pub fn open(path: &Path, text: &[u8], registry: &Registry) -> Result<Model, Error> {
+    let document = parse(text)?;
+    let bin = path.with_extension("bin");
+    let is_constant = |node: Node<'_, '_>| node.attribute("type") == Some("Const");
+    let weights = match mapped::open(&bin) {
+        Ok(weights) => weights,
+        Err(source) if document.descendants().any(is_constant) => {
+            return Err(Error::File { path: bin, source });
+        }
+        // A model without constants needs none.
+        Err(_) => Bytes::new(),
+    };
+    model(&document, &weights, registry)
+}
+
+/// The model of an IR whose weights are in memory.
+pub fn read(text: &[u8], weights: &Bytes, registry: &Registry) -> Result<Model, Error> {
+    model(&parse(text)?, weights, registry)
+}
+
+fn parse(text: &[u8]) -> Result<Document<'_>, Error> {
     let wrong = |what: String| Error::Model(format!("no OpenVINO IR: {what}"));
     let text = std::str::from_utf8(text).map_err(|error| wrong(error.to_string()))?;
     // So small on the average that there is no sense in them: they would take many times the file's room.
@@ -42,19 +62,12 @@ pub fn open(path: &Path, text: &[u8], registry: &Registry) -> Result<Model, Erro
         return Err(wrong(format!("an element has more than {MOST_ATTRIBUTES} attributes")));
     }
     let options = ParsingOptions { nodes_limit, ..ParsingOptions::default() };
-    let document = Document::parse_with_options(text, options).map_err(|error| wrong(error.to_string()))?;
-    let bin = path.with_extension("bin");
-    let is_constant = |node: Node<'_, '_>| node.attribute("type") == Some("Const");
-    let weights = match mapped::open(&bin) {
-        Ok(weights) => weights,
-        Err(source) if document.descendants().any(is_constant) => {
-            return Err(Error::File { path: bin, source });
-        }
-        // A model without constants needs none.
-        Err(_) => Bytes::new(),
-    };
+    Document::parse_with_options(text, options).map_err(|error| wrong(error.to_string()))
+}
+
+fn model(document: &Document<'_>, weights: &Bytes, registry: &Registry) -> Result<Model, Error> {
     let root = document.root_element();
-    let graph = Arc::new(read(root, &weights, registry)?);
+    let graph = Arc::new(graph(root, weights, registry)?);
     let version = root.attribute("version").unwrap_or_default();
     // What its layers became.
     let opsets = vec![(String::new(), OPSET), ("com.microsoft".into(), 1)];
@@ -64,7 +77,7 @@ pub fn open(path: &Path, text: &[u8], registry: &Registry) -> Result<Model, Erro
 }
 
 /// The graph of an element and its weights.
-pub(super) fn read(root: Node<'_, '_>, weights: &Bytes, registry: &Registry) -> Result<Graph, Error> {
+fn graph(root: Node<'_, '_>, weights: &Bytes, registry: &Registry) -> Result<Graph, Error> {
     let wrong = |what: String| Error::Model(format!("no OpenVINO IR: {what}"));
     if !root.has_tag_name("net") {
         return Err(wrong(format!("its element is {}, not net", root.tag_name().name())));

@@ -46,7 +46,8 @@ const MICROSOFT: &str = "com.microsoft";
 /// Options of dynamic quantization; ONNX Runtime's defaults.
 ///
 /// ```no_run
-/// use stepalloc_runtime::{Error, QuantizeDynamic, WeightType};
+/// use stepalloc_graph::Error;
+/// use stepalloc_quantize::{QuantizeDynamic, WeightType};
 ///
 /// fn main() -> Result<(), Error> {
 ///     let options = QuantizeDynamic::new().weight_type(WeightType::QUInt8).per_channel(true).exclude(["/head/MatMul"]);

@@ -1,6 +1,9 @@
-//! Small models in one process: what passes leave of them, and what a session tells of a planned run.
+//! Small models in one process: what passes leave of them, what is written of them, what a session tells of a
+//! planned run, and those of OpenVINO.
 
+mod openvino;
 mod planned;
+mod save;
 mod sketch;
 mod trials;
 mod trials_fused;

@@ -125,10 +125,10 @@ const ROUNDS: usize = 16;
 /// What to optimize, and how far.
 ///
 /// ```
-/// use stepalloc_runtime::{Level, Optimization};
+/// use stepalloc_graph::{Level, Optimization};
 ///
 /// let optimization = Optimization::new(Level::Extended).without("conv-mul")?.fold_limit(1 << 20);
-/// # Ok::<(), stepalloc_runtime::Error>(())
+/// # Ok::<(), stepalloc_graph::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Optimization {

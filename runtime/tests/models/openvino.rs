@@ -1,16 +1,11 @@
-//! Small models written by hand, right ones and hostile ones.
+//! Models of OpenVINO: small ones written by hand, right ones and hostile ones.
 
-use super::read::{open, read};
+#![allow(clippy::unwrap_used, reason = "what fails is a test")]
+
 use bytes::Bytes;
-use roxmltree::Document;
 use std::fmt::Write;
-use std::path::Path;
 use std::sync::Arc;
-use stepalloc_graph::Error;
-use stepalloc_graph::Model;
-use stepalloc_graph::Session;
-use stepalloc_graph::{Graph, ValueId};
-use stepalloc_tensor::Tensor;
+use stepalloc_runtime::{Error, Graph, Model, Session, Tensor, ValueId};
 
 /// The text of a net: layers, each with the ports of its inputs and outputs, and edges from output to input.
 #[derive(Default)]
@@ -89,29 +84,20 @@ impl Text {
     }
 }
 
-fn graph(text: &str, weights: &[u8]) -> Result<Graph, Error> {
-    let document = Document::parse(text).map_err(|error| Error::Model(error.to_string()))?;
-    read(document.root_element(), &Bytes::copy_from_slice(weights), &stepalloc_operators::registry())
+fn model(text: &str, weights: &[u8]) -> Result<stepalloc_graph::Model, Error> {
+    let weights = Bytes::copy_from_slice(weights);
+    stepalloc_openvino::read(text.as_bytes(), &weights, &stepalloc_operators::registry())
 }
 
-/// A model from its files.
-fn opened(path: &Path) -> Result<Model, Error> {
-    open(path, &std::fs::read(path).expect("it is there"), &stepalloc_operators::registry())
+fn graph(text: &str, weights: &[u8]) -> Result<Arc<Graph>, Error> {
+    model(text, weights).map(|model| model.graph)
 }
 
 /// Runs a net.
 fn run(text: &Text, weights: &[u8], inputs: &[Tensor]) -> Vec<Tensor> {
-    let graph = graph(&text.net(), weights).unwrap();
-    let names: Vec<_> = graph.inputs.iter().map(|&id| graph.values[id].name.clone()).collect();
-    let model = Model {
-        graph: Arc::new(graph),
-        producer: String::new(),
-        opsets: Vec::new(),
-        header: Arc::default(),
-        registry: stepalloc_operators::registry(),
-    };
-    let given: Vec<_> =
-        names.iter().zip(inputs).map(|(name, tensor)| (name.as_str(), tensor.view())).collect();
+    let model = model(&text.net(), weights).unwrap();
+    let names = model.graph.inputs.iter().map(|&id| model.graph.values[id].name.as_str());
+    let given: Vec<_> = names.zip(inputs).map(|(name, tensor)| (name, tensor.view())).collect();
     let made = Session::new(&model).run(&given).unwrap();
     made.into_iter().map(|(_, tensor)| tensor).collect()
 }
@@ -161,10 +147,10 @@ fn files_are_found_by_name_and_missing_weights_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("net.xml");
     std::fs::write(&path, sum().net()).unwrap();
-    let missing = opened(&path).unwrap_err().to_string();
+    let missing = Model::open(&path).unwrap_err().to_string();
     assert!(missing.contains("net.bin"), "{missing}");
     std::fs::write(path.with_extension("bin"), bytes(&[0.0f32; 4])).unwrap();
-    assert_eq!(opened(&path).unwrap().graph.nodes.len(), 1);
+    assert_eq!(Model::open(&path).unwrap().graph.nodes.len(), 1);
 }
 
 #[test]
@@ -193,7 +179,7 @@ fn gates_are_put_in_order_when_they_are_first_used() {
     let path = folder.path().join("net.xml");
     std::fs::write(&path, text.net()).unwrap();
     std::fs::write(path.with_extension("bin"), &bin).unwrap();
-    let model = opened(&path).unwrap();
+    let model = Model::open(&path).unwrap();
     let weights = model.graph.weights();
     let large: Vec<_> = weights.iter().filter(|weight| weight.ty().shape.len() == 3).collect();
     assert!(large.len() >= 2 && large.iter().all(|weight| weight.own_bytes() == 0));
