@@ -3,12 +3,16 @@
 //! Operators that multiply matrices read their inputs as one of the two ([`widened`]), and write outputs through a [`Target`]; only
 //! halves are copied for that, to scratch memory, which is dealt out by a [`Space`].
 
-use crate::gemm::{Matrix, gemm_f32};
+use crate::gemm::{Matrix, gemm_f32, gemm_tiles};
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use rten_simd::{SimdOp, SimdUnaryOp};
 use rten_vecmath::{Sigmoid, Softmax, Tanh};
 use stepalloc_tensor::{ALIGNMENT, DataType, Number, View, ViewMut, bf16, f16};
+
+/// Rows up to which states are multiplied without laying their weights out anew, which are read column by column here: of LSTM and GRU with 256
+/// hidden elements, 2 rows take less than half the time so, 8 as long, and 16 a tenth to a third more.
+const FEW_ROWS: usize = 8;
 
 /// f32 and f64.
 pub trait Real:
@@ -54,7 +58,8 @@ impl Real for f32 {
         if scaled_only(out, &a, &b, beta) {
             return;
         }
-        gemm_f32(out, a, b, (alpha, beta), None).expect("matrices that fit, within their data");
+        let multiply = if a.rows > FEW_ROWS { gemm_tiles } else { gemm_f32 };
+        multiply(out, a, b, (alpha, beta), None).expect("matrices that fit, within their data");
     }
 
     fn exp(self) -> Self {

@@ -118,6 +118,17 @@ pub fn gemm_f32(
         }
         return Ok(());
     }
+    gemm_tiles(out, a, b, (alpha, beta), bias)
+}
+
+/// [`gemm_f32`] by tiles, for which both factors are laid out anew, however few rows there are.
+pub fn gemm_tiles(
+    out: &mut [f32],
+    a: Matrix<'_, f32>,
+    b: Matrix<'_, f32>,
+    (alpha, beta): (f32, f32),
+    bias: Option<BiasVector<'_, f32>>,
+) -> Result<(), String> {
     let options = GemmOptions { alpha, beta, bias, ..GemmOptions::default() };
     let (a, b) = (GemmInputA::Unpacked(view(a)?), GemmInputB::Unpacked(view(b)?));
     EXECUTOR.with(|executor| executor.gemm(out, a, b, options)).map_err(|error| error.to_string())
