@@ -88,6 +88,8 @@ MODELS = {
     "magika": (("magika", "models", "standard_v3_3"), "model.onnx", own_bytes),
     **{name: (("silero_vad", "data"), f"{name}.onnx", inputs) for name, inputs in SILERO.items()},
 }
+# What `model infer` says of its plan.
+PLANNED = ["arena_bytes", "lower_bound_bytes", "unplanned_nodes", "allocations_per_run", "minor_faults_per_run"]
 # ONNX Runtime's settings: arena, memory pattern.
 SETTINGS = [(True, True), (True, False), (False, True), (False, False)]
 
@@ -186,11 +188,7 @@ def measure(model, inputs, runs, threads):
             "grown_bytes": ours["vm_hwm_bytes"] - ours["vm_hwm_before_bytes"],
             "ort_grown_bytes": min(found["bytes"] for found in ort),
             "openvino_grown_bytes": openvino["bytes"],
-            "arena_bytes": ours["arena_bytes"],
-            "lower_bound_bytes": ours["lower_bound_bytes"],
-            "unplanned_nodes": ours["unplanned_nodes"],
-            "allocations_per_run": ours["allocations_per_run"],
-            "minor_faults_per_run": ours["minor_faults_per_run"],
+            **{key: ours[key] for key in PLANNED},
             "error": f"{difference(told, wanted):.1e}",
         }
 

@@ -11,8 +11,7 @@ use super::proto::{
     StringStringEntryProto, TensorAnnotation, TensorProto, TypeProto, ValueInfoProto,
 };
 use bytes::Bytes;
-use stepalloc_graph::Error;
-use stepalloc_graph::{Attribute, Node, Value};
+use stepalloc_graph::{Attribute, Error, Node, Value};
 use stepalloc_tensor::{ALIGNMENT, Tensor};
 
 /// A file may take so many times its size, and so much more: ten thousand nodes of short names without any weights in the file. Names as

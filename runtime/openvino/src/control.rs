@@ -7,8 +7,7 @@ use super::read::{Reader, wrong};
 use super::xml::{Net, children, number};
 use roxmltree::Node;
 use std::collections::HashMap;
-use stepalloc_graph::Error;
-use stepalloc_graph::{Graph, ValueId};
+use stepalloc_graph::{Error, Graph, ValueId};
 
 /// Whether an operation has graphs of its own, and is known here.
 pub(super) fn is_known(kind: &str) -> bool {

@@ -10,8 +10,7 @@ use super::xml::{Net, children, number};
 use roxmltree::Node;
 use std::collections::HashMap;
 use std::sync::Arc;
-use stepalloc_graph::Error;
-use stepalloc_graph::ValueId;
+use stepalloc_graph::{Error, ValueId};
 use stepalloc_tensor::{DataType, Tensor};
 
 /// An entry of the layer's port map.

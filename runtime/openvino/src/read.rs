@@ -11,8 +11,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
-use stepalloc_graph::{Declared, Dim, Graph, ValueId};
-use stepalloc_graph::{Error, Header, Model, Registry};
+use stepalloc_graph::{Declared, Dim, Error, Graph, Header, Model, Registry, ValueId};
 use stepalloc_tensor::{Tensor, mapped};
 
 /// Graphs may lie within others so deep.

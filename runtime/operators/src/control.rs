@@ -7,8 +7,7 @@
 
 use super::{Call, Definition, Known, Made, Operator, Unclear, axis, typed, zeroed};
 use std::ops::Range;
-use stepalloc_graph::Subgraph;
-use stepalloc_graph::{Declared, Dim, Graph};
+use stepalloc_graph::{Declared, Dim, Graph, Subgraph};
 use stepalloc_tensor::{Bool, DataType, Tensor, Type, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {

@@ -129,9 +129,7 @@ pub fn gemm_tiles(
     (alpha, beta): (f32, f32),
     bias: Option<BiasVector<'_, f32>>,
 ) -> Result<(), String> {
-    let options = GemmOptions { alpha, beta, bias, ..GemmOptions::default() };
-    let (a, b) = (GemmInputA::Unpacked(view(a)?), GemmInputB::Unpacked(view(b)?));
-    EXECUTOR.with(|executor| executor.gemm(out, a, b, options)).map_err(|error| error.to_string())
+    tiles(out, a, GemmInputB::Unpacked(view(b)?), (alpha, beta), bias)
 }
 
 /// [`gemm_f32`] with a factor that was [`packed`].
@@ -142,8 +140,18 @@ pub fn gemm_packed(
     (alpha, beta): (f32, f32),
     bias: Option<BiasVector<'_, f32>>,
 ) -> Result<(), String> {
+    tiles(out, a, GemmInputB::Packed(b), (alpha, beta), bias)
+}
+
+fn tiles(
+    out: &mut [f32],
+    a: Matrix<'_, f32>,
+    b: GemmInputB<'_, f32>,
+    (alpha, beta): (f32, f32),
+    bias: Option<BiasVector<'_, f32>>,
+) -> Result<(), String> {
     let options = GemmOptions { alpha, beta, bias, ..GemmOptions::default() };
-    let (a, b) = (GemmInputA::Unpacked(view(a)?), GemmInputB::Packed(b));
+    let a = GemmInputA::Unpacked(view(a)?);
     EXECUTOR.with(|executor| executor.gemm(out, a, b, options)).map_err(|error| error.to_string())
 }
 

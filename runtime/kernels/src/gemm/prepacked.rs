@@ -34,7 +34,7 @@ impl Packed {
         &self.matrix
     }
 
-    /// A matrix of f32 with so many rows and columns as it is multiplied, which the tensor has row by row, or column by column if it is
+    /// A matrix of f32 with these numbers of rows and columns as it is multiplied, which the tensor has row by row, or column by column if it is
     /// `transposed`: what others have of the same elements, or a new one.
     pub fn of(tensor: &Arc<Tensor>, [rows, cols]: [usize; 2], transposed: bool) -> Result<Arc<Self>, String> {
         // Another plan's: nothing is read for it.
