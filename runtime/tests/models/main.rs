@@ -2,10 +2,10 @@
 //! planned run, and those of OpenVINO.
 
 mod openvino;
+mod passes;
+mod passes_fused;
 mod planned;
 mod save;
 mod sketch;
-mod trials;
-mod trials_fused;
 #[path = "../wire/mod.rs"]
 mod wire;

@@ -1,7 +1,7 @@
 //! Each pass of the extended level alone.
 
+use super::passes::{conv, conv_of};
 use super::sketch::Sketch;
-use super::trials::{conv, conv_of};
 use std::time::{Duration, Instant};
 use stepalloc_graph::Attribute;
 use stepalloc_runtime::{Optimization, PASSES, Tensor};
