@@ -37,6 +37,7 @@ each node name, op, ms a run, output_bytes, scratch_bytes, in_place).
 
 --find-batch: the batch is the first dimension of the first input that is open, and dimensions of that name; batch has it, batch_bytes
 what it takes of --max-mem by its plan. It is then run within --max-mem.
+--feed-back: plans_made counts plans, copied_input_bytes what of inputs was copied so that outputs could grow where these lie.
 --sessions: the model is opened for each, and each runs once; session_bytes is what all but the first added to VmRSS.
 --also: also_bytes is what these runs added to VmHWM, also_alive_bytes the most that is alive in any of them.
 --report: time is the nodes that run; a block is a tensor with those in its place, or scratch memory. The page needs no network.
@@ -48,7 +49,8 @@ Examples:
   stepalloc model infer net.onnx --input x=photo.npy --save-outputs out --json -
   stepalloc model infer net.onnx --shape x=1x3x224x224 --max-mem 2GiB --find-batch
   stepalloc model infer net.onnx --report net.html          the plan as a picture
-  stepalloc model infer net.onnx --threads 1                on one thread"
+  stepalloc model infer net.onnx --threads 1                on one thread
+  stepalloc model infer decoder.onnx --shape past.0=1x8x16x64 --feed-back --runs 256   256 tokens behind 16"
 )]
 pub(super) struct Arguments {
     /// The model, a file of ONNX, or of OpenVINO (.xml)
@@ -84,6 +86,9 @@ pub(super) struct Arguments {
     /// Open the model, plan, run and drop everything again so many times, and watch the memory
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     reload: u64,
+    /// What comes out as an input with rows appended (a decoder's keys and values) goes in as that input in the next run
+    #[arg(long)]
+    feed_back: bool,
     /// Give every intermediate value memory of its own
     #[arg(long)]
     no_plan: bool,
@@ -147,6 +152,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             binding.bind_input(&name, tensor).map_err(|error| error.to_string())?;
         }
     }
+    if arguments.feed_back {
+        let pairs = session.appended();
+        if pairs.is_empty() {
+            return Err(format!(
+                "--feed-back: no output of {} is an input with rows appended",
+                arguments.model.display()
+            ));
+        }
+        for (output, input) in pairs {
+            binding.feed_back(output, input).map_err(|error| error.to_string())?;
+        }
+    }
     let mut times = Vec::new();
     let (mut allocations, mut faults) = (0, 0);
     for run in 0..arguments.runs as usize {
@@ -183,6 +200,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         report::page(&session, &tensors, &about).map_err(|error| error.to_string())
     });
     let html = html.transpose()?;
+    let (plans_made, copied_input_bytes) = (session.plans_made(), binding.copied_bytes());
     let (nodes_before, nodes_after) = (session.changes().nodes_before, session.changes().nodes_after);
     // As long as anybody has the graph, the model is the same.
     drop(binding);
@@ -207,6 +225,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         "folded_nodes": figures.folded_nodes,
         "allocations_per_run": allocations,
         "minor_faults_per_run": faults,
+        "plans_made": plans_made,
+        "copied_input_bytes": copied_input_bytes,
         "weight_bytes": loaded.weights,
         "copied_weight_bytes": loaded.copied,
         "loaded_weight_bytes": loaded.resident,

@@ -25,6 +25,8 @@ pub struct Binding<'s> {
     session: &'s Session,
     inputs: Vec<Option<Tensor>>,
     outputs: Outputs,
+    /// Outputs that become inputs of the next run, by number.
+    fed_back: Vec<(usize, usize)>,
     /// What the inputs are planned as; forgotten when one of another type is bound.
     planned: Option<Chosen>,
 }
@@ -36,6 +38,7 @@ impl<'s> Binding<'s> {
             session,
             inputs: vec![None; graph.inputs.len()],
             outputs: Outputs::new(graph.outputs.len(), &session.executor().arenas()),
+            fed_back: Vec::new(),
             planned: None,
         }
     }
@@ -55,12 +58,43 @@ impl<'s> Binding<'s> {
     /// Binds an input, in place of the tensor that was bound to it before, which is returned.
     pub fn bind_input(&mut self, name: &str, tensor: Tensor) -> Result<Option<Tensor>, Error> {
         let number = self.input_number(name)?;
-        self.session.check(number, &tensor.view())?;
+        self.bind_number(number, tensor)
+    }
+
+    fn bind_number(&mut self, number: usize, tensor: Tensor) -> Result<Option<Tensor>, Error> {
+        self.session.check(number, &type_of(&tensor))?;
         let before = self.inputs[number].replace(tensor);
         if before.as_ref().map(Tensor::ty) != self.inputs[number].as_ref().map(Tensor::ty) {
             self.planned = None;
         }
         Ok(before)
+    }
+
+    /// From now on, what comes out of `output` is what `input` is in the next run: nothing is copied for it. Where the output is the
+    /// input with rows appended, and whoever reads it can take it in blocks (the keys and values of a decoder), rows are appended
+    /// where the input lies, from the second run on. [`Binding::output`] copies such an output when it is asked for.
+    ///
+    /// The first run takes what is bound to the input, and so does one after something else was bound to it with the output taken
+    /// ([`Binding::take_output`]) or cleared.
+    pub fn feed_back(&mut self, output: &str, input: &str) -> Result<(), Error> {
+        let (output, input) = (self.output_number(output)?, self.input_number(input)?);
+        if self.fed_back.iter().any(|&(from, to)| from == output || to == input) {
+            return Err(Error::Argument("an output or input is fed back already".into()));
+        }
+        self.fed_back.push((output, input));
+        Ok(())
+    }
+
+    /// An output of the newest run as a tensor of the caller's; the next run makes another one.
+    pub fn take_output(&mut self, name: &str) -> Result<Tensor, Error> {
+        let number = self.output_number(name)?;
+        let made = self.outputs.take(number);
+        made.ok_or_else(|| Error::Argument(format!("output {name} was not made yet")))
+    }
+
+    /// Bytes of inputs that were copied so far, so that outputs that are fed back may grow where they are.
+    pub fn copied_bytes(&self) -> u64 {
+        self.outputs.copied_bytes
     }
 
     /// The elements of a bound input, to be changed between runs.
@@ -122,7 +156,12 @@ impl<'s> Binding<'s> {
     }
 
     fn run_bound(&mut self, options: &mut RunOptions<'_>) -> Result<(), Error> {
-        let stale = |chosen: &Chosen| !chosen.is_for(|index| self.inputs[index].as_ref().map(Tensor::view));
+        for (output, input) in self.fed_back.clone() {
+            if let Some(tensor) = self.outputs.take(output) {
+                self.bind_number(input, tensor)?;
+            }
+        }
+        let stale = |chosen: &Chosen| !chosen.is_for(|index| self.inputs[index].as_ref().map(type_of));
         if self.planned.as_ref().is_some_and(stale) {
             self.planned = None;
         }
@@ -130,11 +169,21 @@ impl<'s> Binding<'s> {
         let chosen = match &mut self.planned {
             Some(planned) => planned,
             None => {
-                let views: Vec<_> = inputs.iter().map(|input| input.as_ref().map(Tensor::view)).collect();
+                let views: Vec<_> = inputs.iter().map(|input| input.as_ref().map(type_of)).collect();
                 session.check_all(&views)?;
                 self.planned.insert(session.executor().choose(&views)?)
             }
         };
-        session.executor().run_in(&chosen.plan, inputs, &mut self.outputs, options)
+        let mut fed_back = vec![false; self.outputs.tensors.len()];
+        self.fed_back.iter().for_each(|&(output, _)| fed_back[output] = true);
+        session.executor().run_in(chosen, inputs, &fed_back, &mut self.outputs, options)
+    }
+}
+
+/// A view of a tensor; without elements where they lie in blocks, and would be copied.
+fn type_of(tensor: &Tensor) -> View<'_> {
+    match tensor.blocks() {
+        Some(_) => View { dtype: tensor.ty().dtype, shape: &tensor.ty().shape, bytes: &[] },
+        None => tensor.view(),
     }
 }

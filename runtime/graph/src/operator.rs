@@ -8,7 +8,11 @@ use crate::graph::Attributes;
 use crate::prepacked::{PackSpec, Prepacked};
 use smallvec::SmallVec;
 use std::sync::Arc;
+use stepalloc_tensor::growing::Blocks;
 use stepalloc_tensor::{DataType, Element, Ints, Tensor, Type, View, ViewMut};
+
+/// The domain of operators that passes make for sessions: no other engine knows them, and no model that is written has them.
+pub const INTERNAL: &str = "stepalloc";
 
 /// What a node says of its operator.
 pub struct Definition<'a> {
@@ -104,6 +108,12 @@ pub trait Operator: Send + Sync {
     /// [`Call::prepacked`] then, and no elements of the input.
     fn packs(&self, _inputs: &Known<'_>) -> Option<PackSpec> {
         None
+    }
+
+    /// Whether it can take an input of this type in blocks, one for each member of the batch or each head: the call has it as
+    /// [`Call::blocks`] then, and no elements of the input.
+    fn takes_blocks(&self, _input: usize, _dtype: DataType) -> bool {
+        false
     }
 
     /// Whether the same inputs always give the same outputs.
@@ -203,6 +213,8 @@ pub struct Call<'c, 'a> {
     pub in_place: Option<(usize, DataType)>,
     /// The constant input that was packed.
     pub prepacked: Option<&'a Prepacked>,
+    /// Inputs that are there in blocks, by number.
+    pub blocks: &'c [(usize, Blocks<'a>)],
 }
 
 #[allow(clippy::len_without_is_empty, reason = "every operator knows whether it has inputs")]
@@ -220,6 +232,11 @@ impl<'a> Call<'_, 'a> {
     /// An input that must be there.
     pub fn input(&self, index: usize) -> Result<View<'a>, String> {
         self.opt(index).ok_or_else(|| format!("input {index} is missing"))
+    }
+
+    /// The blocks of an input that is there so, and whose view has no elements.
+    pub fn blocks(&self, index: usize) -> Option<Blocks<'a>> {
+        self.blocks.iter().find(|(number, _)| *number == index).map(|(_, blocks)| *blocks)
     }
 
     /// The element type of an input that must be there, even if the output is written over it.

@@ -10,12 +10,19 @@ pub(crate) struct Outputs {
     /// What each counts; nothing if it is the caller's.
     counted: Vec<u64>,
     charge: Charge,
+    /// Bytes of inputs that were copied as outputs are to grow where they are.
+    pub copied_bytes: u64,
 }
 
 impl Outputs {
     /// So many, none of them made.
     pub(crate) fn new(count: usize, arenas: &Arenas) -> Self {
-        Self { tensors: vec![None; count], counted: vec![0; count], charge: Charge::new(arenas) }
+        Self {
+            tensors: vec![None; count],
+            counted: vec![0; count],
+            charge: Charge::new(arenas),
+            copied_bytes: 0,
+        }
     }
 
     /// What those count that were made here.
@@ -27,6 +34,12 @@ impl Outputs {
     pub(crate) fn put(&mut self, index: usize, tensor: Option<Tensor>) {
         self.charge.shrink(std::mem::take(&mut self.counted[index]));
         self.tensors[index] = tensor;
+    }
+
+    /// Takes an output out.
+    pub(crate) fn take(&mut self, index: usize) -> Option<Tensor> {
+        self.charge.shrink(std::mem::take(&mut self.counted[index]));
+        self.tensors[index].take()
     }
 
     /// Puts a tensor that was made while running in place of an output.

@@ -7,6 +7,7 @@
 
 mod layout;
 mod planned;
+pub(crate) mod room;
 
 pub use planned::{PlannedBlock, PlannedRun, PlannedStep, PlannedValue};
 
@@ -58,6 +59,20 @@ pub(crate) enum Place {
     Heap,
 }
 
+/// An input to which rows are appended, which is an output then: a decoder's keys or values.
+#[derive(Clone, Copy)]
+pub(crate) struct Appended {
+    /// The graph's input.
+    pub input: usize,
+    /// The graph's output.
+    pub output: usize,
+    /// The value that it is.
+    pub id: ValueId,
+    /// The one that is appended.
+    pub new: ValueId,
+    pub axis: usize,
+}
+
 /// What runs.
 pub(crate) struct Step {
     pub node: usize,
@@ -71,6 +86,8 @@ pub(crate) struct Step {
     pub on_heap: bool,
     /// Values on the heap that nobody needs afterwards.
     pub drops: Vec<ValueId>,
+    /// Its number among [`Plan::appended`], if it appends to an input.
+    pub appends: Option<usize>,
 }
 
 /// Where everything lies for inputs of some types.
@@ -82,6 +99,10 @@ pub(crate) struct Plan {
     pub steps: Vec<Step>,
     /// Outputs that lie elsewhere when the last step has run.
     pub copies: Vec<(ValueId, usize)>,
+    /// Inputs that may grow where they are: all that read the output take it in blocks.
+    pub appended: Vec<Appended>,
+    /// What depends on inputs that grow, where it was made for larger ones.
+    pub varying: Option<room::Varying>,
     pub figures: Figures,
 }
 
@@ -143,6 +164,32 @@ impl Plan {
         }
     }
 
+    /// The same, with room: for all inputs that need no more than these, and are of the same types but for those that `grow`. `None` if
+    /// that cannot be.
+    pub(crate) fn with_room(
+        graph: &Arc<Graph>,
+        inputs: &[Option<Type>],
+        grow: &[bool],
+        sharing: Sharing,
+    ) -> Option<Self> {
+        let mut draft = Drafting::new(graph, inputs, &[], sharing);
+        for (index, node) in graph.nodes.iter().enumerate() {
+            // A branch that is taken for these inputs may not be for others.
+            if is_if(node) {
+                return None;
+            }
+            draft.learn(index, node).ok()?;
+        }
+        let mut runs = vec![false; graph.nodes.len()];
+        draft.running.iter().for_each(|&(index, _)| runs[index] = true);
+        let mut plan = draft.place().ok()?;
+        if plan.figures.unplanned_nodes > 0 {
+            return None;
+        }
+        plan.varying = Some(room::Varying::new(graph, &plan, grow, &runs));
+        Some(plan)
+    }
+
     /// What it says of a run, given what it was made for. How long values are needed is not kept, since runs do without: its order is
     /// laid out again, and places are the plan's own.
     pub(crate) fn planned_run(
@@ -168,6 +215,55 @@ impl Plan {
 /// packed no copy is to stay.
 fn small(known: &Tensor) -> Option<View<'_>> {
     (known.is_read() || known.ty().bytes() <= FOLD_BYTES).then(|| known.view())
+}
+
+/// What a node comes to while planning.
+enum Learned {
+    /// Types of its outputs depend on elements that are not known.
+    OnHeap,
+    /// It runs, and its outputs are of these types.
+    Types(Vec<Type>),
+    /// All was known, and so are its outputs.
+    Known(Vec<Tensor>),
+}
+
+/// What a node comes to for inputs of these types, some of which are known; `ids` has `None` where an input is left out.
+fn evaluate(
+    node: &Node,
+    ids: &[Option<ValueId>],
+    types: &[Option<&Type>],
+    tensors: &[Option<&Arc<Tensor>>],
+) -> Result<Learned, Error> {
+    let wrong = |what: String| Error::Node { node: node.name.clone(), op: node.op_type.clone(), what };
+    if ids.iter().zip(types).any(|(id, ty)| id.is_some() && ty.is_none()) {
+        return Ok(Learned::OnHeap);
+    }
+    let views = || tensors.iter().map(|known| known.map(|known| known.view())).collect::<Vec<_>>();
+    let small: Vec<_> = tensors.iter().map(|known| known.and_then(|known| small(known))).collect();
+    let made = match node.operator.infer(&Known { types, values: &small }) {
+        Err(Unclear::Needs(_)) => node.operator.infer(&Known { types, values: &views() }),
+        told => told,
+    };
+    let made = match made {
+        Ok(made) => made,
+        Err(Unclear::Needs(_)) => return Ok(Learned::OnHeap),
+        Err(Unclear::Wrong(what)) => return Err(wrong(what)),
+    };
+    if made.len() < node.outputs.len() {
+        return Err(wrong(format!("it has {} outputs at most", made.len())));
+    }
+    let all_known = ids.iter().zip(tensors).all(|(id, known)| id.is_none() || known.is_some());
+    let bytes: usize = made.iter().map(Type::bytes).sum();
+    let folds = bytes <= FOLD_BYTES && (all_known || node.operator.looks_at_types_only());
+    if !folds || !node.operator.is_pure() {
+        return Ok(Learned::Types(made));
+    }
+    let stand_ins: Vec<_> = types
+        .iter()
+        .zip(views())
+        .map(|(ty, view)| view.or(ty.map(|ty| View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] })))
+        .collect();
+    run_one(&*node.operator, &stand_ins, made, node.outputs.len()).map(Learned::Known).map_err(wrong)
 }
 
 /// Types and known elements of a node's inputs, with what its graphs take from outside.
@@ -218,63 +314,34 @@ impl<'g> Drafting<'g> {
 
     /// Tells the types of a node's outputs, and computes them if all is known.
     fn learn(&mut self, index: usize, node: &Node) -> Result<(), Error> {
-        let wrong = |what: String| Error::Node { node: node.name.clone(), op: node.op_type.clone(), what };
         if let (Some(tensor), [Some(output), ..]) = (node.operator.constant(), &node.outputs[..]) {
             self.types[*output] = Some(tensor.ty().clone());
             self.known[*output] = Some(tensor);
             return Ok(());
         }
         let ids: Vec<_> = inputs_of(node).collect();
-        if ids.iter().flatten().any(|&id| self.types[id].is_none()) {
-            self.running.push((index, true));
-            return Ok(());
-        }
         let types: Vec<_> = ids.iter().map(|id| id.and_then(|id| self.types[id].as_ref())).collect();
         let tensors: Vec<_> = ids.iter().map(|id| id.and_then(|id| self.known[id].as_ref())).collect();
-        let views = || tensors.iter().map(|known| known.map(|known| known.view())).collect::<Vec<_>>();
-        let small: Vec<_> = tensors.iter().map(|known| known.and_then(|known| small(known))).collect();
-        let made = match node.operator.infer(&Known { types: &types, values: &small }) {
-            Err(Unclear::Needs(_)) => node.operator.infer(&Known { types: &types, values: &views() }),
-            told => told,
-        };
-        let made = match made {
-            Ok(made) => made,
-            Err(Unclear::Needs(_)) => {
-                self.running.push((index, true));
-                return Ok(());
-            }
-            Err(Unclear::Wrong(what)) => return Err(wrong(what)),
-        };
-        if made.len() < node.outputs.len() {
-            return Err(wrong(format!("it has {} outputs at most", made.len())));
-        }
-        let all_known = ids.iter().zip(&tensors).all(|(id, known)| id.is_none() || known.is_some());
-        let bytes: usize = made.iter().map(Type::bytes).sum();
-        let folds = bytes <= FOLD_BYTES && (all_known || node.operator.looks_at_types_only());
-        if folds && node.operator.is_pure() {
-            let stand_ins: Vec<_> = types
-                .iter()
-                .zip(views())
-                .map(|(ty, view)| {
-                    view.or(ty.map(|ty| View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] }))
-                })
-                .collect();
-            let outputs = run_one(&*node.operator, &stand_ins, made, node.outputs.len()).map_err(wrong)?;
-            for (tensor, id) in outputs.into_iter().zip(&node.outputs) {
-                if let Some(id) = *id {
-                    self.types[id] = Some(tensor.ty().clone());
-                    self.known[id] = Some(Arc::new(tensor));
+        match evaluate(node, &ids, &types, &tensors)? {
+            Learned::OnHeap => self.running.push((index, true)),
+            Learned::Types(made) => {
+                for (ty, id) in made.into_iter().zip(&node.outputs) {
+                    if let Some(id) = *id {
+                        self.types[id] = Some(ty);
+                    }
                 }
+                self.running.push((index, false));
             }
-            self.figures.folded_nodes += 1;
-            return Ok(());
-        }
-        for (ty, id) in made.into_iter().zip(&node.outputs) {
-            if let Some(id) = *id {
-                self.types[id] = Some(ty);
+            Learned::Known(outputs) => {
+                for (tensor, id) in outputs.into_iter().zip(&node.outputs) {
+                    if let Some(id) = *id {
+                        self.types[id] = Some(tensor.ty().clone());
+                        self.known[id] = Some(Arc::new(tensor));
+                    }
+                }
+                self.figures.folded_nodes += 1;
             }
         }
-        self.running.push((index, false));
         Ok(())
     }
 

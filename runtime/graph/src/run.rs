@@ -1,17 +1,19 @@
 //! Runs a planned graph.
 //!
 //! This is the one place where memory is dealt out by address: the plan's offsets become slices. Two slices that are given to an
-//! operator at once never overlap: values alive in the same step share no bytes (the plan was verified), and an input that an
-//! output is written over is not given out.
+//! operator at once never overlap: values alive in the same step share no bytes (the plan was verified; where it has room for more,
+//! each needs no more bytes than it was verified with), and an input that an output is written over is not given out.
 
 use crate::arena::{Arenas, Charge};
 use crate::error::Error;
 use crate::graph::{Node, ValueId};
 use crate::operator::{Call, Known, Operator};
+use crate::plan::room::Fit;
 use crate::plan::{Place, Plan, Step};
 use crate::prepacked::Prepacked;
 use crate::watch::RunOptions;
 use smallvec::SmallVec;
+use stepalloc_tensor::growing::{Append, Blocks};
 use stepalloc_tensor::{DataType, Tensor, Type, View, ViewMut};
 
 /// Operands of one node at most, in practice; more take memory.
@@ -41,6 +43,7 @@ pub fn run_one(
         scratch: scratch.view_mut().bytes,
         in_place: None,
         prepacked: None,
+        blocks: &[],
     })?;
     Ok(tensors)
 }
@@ -48,10 +51,14 @@ pub fn run_one(
 /// Memory of a run: where the places of a plan are.
 pub(crate) struct Frame<'a> {
     plan: &'a Plan,
+    /// What values are, where the plan has room for more.
+    fit: Option<&'a Fit>,
     /// Inputs, followed by what the graph takes from outside.
     inputs: &'a dyn Fn(usize) -> Option<View<'a>>,
     arena: Span,
     outputs: SmallVec<[Span; FEW]>,
+    /// Outputs that are made where an input is, by the plan's numbers.
+    appends: &'a mut [Option<Append>],
     heap: Vec<Option<Tensor>>,
     /// What the heap counts.
     charge: Charge,
@@ -79,15 +86,18 @@ impl Span {
 impl<'a> Frame<'a> {
     /// `outputs` are those of the graph whose types the plan knows, in their places; the others are empty.
     pub(crate) fn new(
-        plan: &'a Plan,
+        (plan, fit): (&'a Plan, Option<&'a Fit>),
         inputs: &'a dyn Fn(usize) -> Option<View<'a>>,
         arena: &'a mut [u8],
         outputs: &mut [&'a mut [u8]],
+        appends: &'a mut [Option<Append>],
         arenas: &Arenas,
     ) -> Self {
         let needs_heap = plan.steps.iter().any(|step| step.on_heap);
         Self {
             plan,
+            fit,
+            appends,
             inputs,
             arena: Span::of(arena),
             outputs: outputs.iter_mut().map(|output| Span::of(output)).collect(),
@@ -103,7 +113,11 @@ impl<'a> Frame<'a> {
         for (number, step) in plan.steps.iter().enumerate() {
             let node = &graph.nodes[step.node];
             options.step(number, || {
-                let done = if step.on_heap { self.run_on_heap(node) } else { self.run_planned(step, node) };
+                let done = match step.appends {
+                    Some(append) if self.append(append).is_some() => Ok(()),
+                    _ if step.on_heap => self.run_on_heap(node),
+                    _ => self.run_planned(number, step, node),
+                };
                 done.map_err(|what| Error::Node { node: node.name.clone(), op: node.op_type.clone(), what })
             })?;
             for &id in &step.drops {
@@ -115,7 +129,7 @@ impl<'a> Frame<'a> {
         options.end();
         let mut free = Vec::new();
         for (number, &(id, output)) in plan.copies.iter().enumerate() {
-            if plan.types[id].is_some() {
+            if self.ty(id).is_some() {
                 let from = self.view(id).expect("a value with a type has a place").bytes;
                 let span = self.outputs[output];
                 assert_eq!(span.length, from.len(), "an output of another size");
@@ -130,22 +144,48 @@ impl<'a> Frame<'a> {
         Ok(free)
     }
 
+    /// The type of a value, if it is known.
+    fn ty(&self, id: ValueId) -> Option<&Type> {
+        let varying = self.fit.and_then(|fit| fit.ty(self.plan, id));
+        varying.unwrap_or(&self.plan.types[id]).as_ref()
+    }
+
+    /// Appends to an input, if it is there in blocks.
+    fn append(&mut self, number: usize) -> Option<()> {
+        let mut append = self.appends.get_mut(number)?.take()?;
+        let new = self.view(self.plan.appended[number].new).expect("what is appended is there");
+        append.write(new.bytes);
+        self.appends[number] = Some(append);
+        Some(())
+    }
+
+    /// The blocks of a value that was made where an input is.
+    fn blocks(&self, id: ValueId) -> Option<Blocks<'_>> {
+        let Place::Output(output) = self.plan.places[id] else { return None };
+        let mut appends = self.plan.appended.iter().zip(self.appends.iter());
+        let append =
+            appends.find_map(|(appended, append)| append.as_ref().filter(|_| appended.output == output));
+        append.map(Append::blocks)
+    }
+
     /// A value to be read; `None` for one that is not there.
     fn view(&self, id: ValueId) -> Option<View<'_>> {
         let place = &self.plan.places[id];
         let bytes: &[u8] = match place {
             Place::Nowhere => return None,
             Place::Heap => return self.heap[id].as_ref().map(Tensor::view),
-            Place::Known(tensor) => tensor.view().bytes,
+            Place::Known(tensor) => {
+                self.fit.and_then(|fit| fit.known(self.plan, id)).unwrap_or(tensor).view().bytes
+            }
             Place::Input(index) => (self.inputs)(*index)?.bytes,
             Place::Arena(_) | Place::Output(_) => {
-                let length = self.plan.types[id].as_ref()?.bytes();
+                let length = self.ty(id)?.bytes();
                 // SAFETY: the address is within memory that lives as long as the frame and is initialised; who writes there
                 // meanwhile is told by the module's text.
                 unsafe { std::slice::from_raw_parts(self.address(place, length), length) }
             }
         };
-        let ty = self.plan.types[id].as_ref()?;
+        let ty = self.ty(id)?;
         Some(View { dtype: ty.dtype, shape: &ty.shape, bytes })
     }
 
@@ -158,31 +198,37 @@ impl<'a> Frame<'a> {
     }
 
     /// Inputs of a node, what its graphs take from outside included; but the one that is written over, and of the packed one only what
-    /// it is.
+    /// it is, as of those that are there in blocks.
     fn inputs_of(
         &self,
         node: &Node,
         over: Option<usize>,
         prepacked: Option<&Prepacked>,
+        blocks: &[(usize, Blocks<'_>)],
     ) -> SmallVec<[Option<View<'_>>; FEW]> {
         let packed = prepacked.map(|prepacked| prepacked.spec.input);
         let own = node.inputs.iter().copied().enumerate().map(|(index, id)| {
             let id = id.filter(|_| over != Some(index))?;
-            if packed != Some(index) {
+            if packed != Some(index) && !blocks.iter().any(|(number, _)| *number == index) {
                 return self.view(id);
             }
-            let ty = self.plan.types[id].as_ref()?;
+            let ty = self.ty(id)?;
             Some(View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] })
         });
         own.chain(node.captures.iter().map(|&id| self.view(id))).collect()
     }
 
-    fn run_planned(&self, step: &Step, node: &Node) -> Result<(), String> {
-        let inputs = self.inputs_of(node, step.in_place, step.prepacked.as_ref());
+    fn run_planned(&self, number: usize, step: &Step, node: &Node) -> Result<(), String> {
+        let mut blocks: SmallVec<[_; 2]> = SmallVec::new();
+        if !self.appends.is_empty() {
+            let there = node.inputs.iter().enumerate();
+            blocks.extend(there.filter_map(|(index, id)| Some((index, self.blocks((*id)?)?))));
+        }
+        let inputs = self.inputs_of(node, step.in_place, step.prepacked.as_ref(), &blocks);
         let mut outputs: SmallVec<[Option<ViewMut<'_>>; FEW]> = SmallVec::new();
         for id in &node.outputs {
             outputs.push(id.map(|id| {
-                let ty = self.plan.types[id].as_ref().expect("a planned value has a type");
+                let ty = self.ty(id).expect("a planned value has a type");
                 let length = ty.bytes();
                 let address = self.address(&self.plan.places[id], length);
                 // SAFETY: see the module's text: no input that is given out and no other output overlaps these bytes.
@@ -190,7 +236,8 @@ impl<'a> Frame<'a> {
                 ViewMut { dtype: ty.dtype, shape: &ty.shape, bytes }
             }));
         }
-        let (offset, length) = step.scratch;
+        let (offset, most) = step.scratch;
+        let length = self.fit.and_then(|fit| fit.scratch(number)).unwrap_or(most);
         let scratch = if length == 0 {
             &mut [][..]
         } else {
@@ -199,16 +246,23 @@ impl<'a> Frame<'a> {
         };
         let over = |index: usize| {
             let id = node.inputs[index].expect("an input that is written over is there");
-            (index, self.plan.types[id].as_ref().expect("it has a type").dtype)
+            (index, self.ty(id).expect("it has a type").dtype)
         };
         let in_place = step.in_place.map(over);
         let prepacked = step.prepacked.as_ref();
-        node.operator.run(&mut Call { inputs: &inputs, outputs: &mut outputs, scratch, in_place, prepacked })
+        node.operator.run(&mut Call {
+            inputs: &inputs,
+            outputs: &mut outputs,
+            scratch,
+            in_place,
+            prepacked,
+            blocks: &blocks,
+        })
     }
 
     fn run_on_heap(&mut self, node: &Node) -> Result<(), String> {
         let mut charge = self.charge.take();
-        let inputs = self.inputs_of(node, None, None);
+        let inputs = self.inputs_of(node, None, None, &[]);
         let (tensors, counted) = run_freely(&*node.operator, &inputs, node.outputs.len(), &mut charge)?;
         if tensors.len() < node.outputs.len() {
             return Err(format!("it has {} outputs at most", tensors.len()));

@@ -3,18 +3,20 @@
 use crate::arena::{Arenas, Around, Charge, Statistics, Taking};
 use crate::binding::Binding;
 use crate::error::Error;
-use crate::graph::{Declared, Dim, Graph};
+use crate::graph::{Declared, Dim, Graph, Node, ValueId};
 use crate::model::Model;
 use crate::operator::Registry;
 use crate::options::Options;
 use crate::outputs::Outputs;
 use crate::passes::{Changes, Optimization};
-use crate::plan::{Figures, Plan, PlannedRun, Sharing};
+use crate::plan::room::{Fit, covers, growth, with_room};
+use crate::plan::{Appended, Figures, Plan, PlannedRun, Sharing};
 use crate::run::Frame;
 use crate::watch::RunOptions;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use stepalloc_tensor::growing::Append;
 use stepalloc_tensor::{Tensor, Type, View};
 use stepalloc_threads::Threads;
 
@@ -26,6 +28,8 @@ const FEW: usize = 8;
 const TELLING: usize = 16;
 /// Plans are made for so many different elements of such inputs: they are data, not parameters, where there are more.
 const MOST_TOLD: usize = 64;
+/// Plans with room that are kept: for inputs that grow from different beginnings.
+const ROOMY: usize = 4;
 
 /// A model and its memory. Runs may come from several threads at once: each has an arena to itself as long as it runs. With
 /// [`Options::intra_op_num_threads`] they share these threads, and may wait for one another.
@@ -46,11 +50,24 @@ struct Key {
 /// A plan in use, and the elements of inputs it was made for.
 pub(crate) struct Chosen {
     pub plan: Arc<Plan>,
+    /// What values are, where the plan has room for more.
+    fit: Option<Fit>,
     /// Inputs by number.
     told: Vec<(usize, Arc<Tensor>)>,
 }
 
+impl From<Arc<Plan>> for Chosen {
+    fn from(plan: Arc<Plan>) -> Self {
+        Self { plan, fit: None, told: Vec::new() }
+    }
+}
+
 impl Chosen {
+    fn ty(&self, id: ValueId) -> Option<&Type> {
+        let varying = self.fit.as_ref().and_then(|fit| fit.ty(&self.plan, id));
+        varying.unwrap_or(&self.plan.types[id]).as_ref()
+    }
+
     /// Whether it was made for these inputs, whose types are right.
     pub(crate) fn is_for<'a>(&self, input: impl Fn(usize) -> Option<View<'a>>) -> bool {
         self.told
@@ -110,6 +127,11 @@ impl Common {
 
 #[derive(Default)]
 struct Kept {
+    /// Plans with room for larger inputs than were there: for which, and which of them they are for at most.
+    roomy: Vec<(Vec<Option<Type>>, Arc<Plan>)>,
+    /// Types of inputs that no plan was there for, the newest ones, and by how much they had grown.
+    newest: Vec<Option<Type>>,
+    grown: Option<Vec<Vec<usize>>>,
     plans: HashMap<Key, (Arc<Plan>, u64)>,
     /// What inputs were told to be where plans were made for that, not for their types alone.
     told: Vec<Vec<Vec<u8>>>,
@@ -161,7 +183,8 @@ impl Executor {
         let made = match &self.model {
             Some(model) => {
                 let around = Around { arenas: self.arenas(), cancel: None };
-                let optimize = || around.during(|| model.clone().optimize(&self.options.optimization));
+                let optimization = self.options.optimization.clone().for_sessions();
+                let optimize = || around.during(|| model.clone().optimize(&optimization));
                 let (model, changes) = self.preparing(optimize);
                 (model.graph, changes)
             }
@@ -218,14 +241,63 @@ impl Executor {
         self.plan_told(self.key(types.to_vec(), Vec::new()), &[])
     }
 
+    /// A plan with room for inputs of these types, if they go on growing as they did, or one that was made for such.
+    fn roomy(&self, types: &[Option<Type>]) -> Option<Chosen> {
+        // Within a limit no plan takes more than it must.
+        if self.options.max_mem < u64::MAX || self.arenas().is_limited() {
+            return None;
+        }
+        let mut kept = self.kept();
+        if kept.plans.contains_key(&self.key(types.to_vec(), Vec::new())) {
+            return None;
+        }
+        let before = std::mem::replace(&mut kept.newest, types.to_vec());
+        let grown = growth(&before, types);
+        // Twice by as much: other inputs only happen to be larger than those before.
+        let goes_on = grown.is_some() && grown == std::mem::replace(&mut kept.grown, grown.clone());
+        let mut fit = Fit::default();
+        for (roomy, plan) in kept.roomy.iter().rev() {
+            if covers(roomy, types) && plan.fit(types, &mut fit) {
+                return Some(Chosen { plan: Arc::clone(plan), fit: Some(fit), told: Vec::new() });
+            }
+        }
+        drop(kept);
+        let grown = grown.filter(|_| goes_on)?;
+        let roomy = with_room(types, &grown)?;
+        let grow: Vec<_> = grown.iter().map(|by| by.iter().any(|&by| by > 0)).collect();
+        let arenas = self.arenas();
+        let graph = &self.optimized().0;
+        let around = Around { arenas, cancel: Around::current().cancel };
+        let make = || around.during(|| Plan::with_room(graph, &roomy, &grow, self.options.sharing));
+        let plan = Arc::new(self.preparing(make)?);
+        plan.fit(types, &mut fit).then_some(())?;
+        let mut kept = self.kept();
+        // Those that have less room are of no more use.
+        kept.roomy.retain(|(smaller, _)| !covers(&roomy, smaller));
+        while kept.roomy.len() >= ROOMY {
+            kept.roomy.remove(0);
+        }
+        kept.roomy.push((roomy, Arc::clone(&plan)));
+        kept.made += 1;
+        Some(Chosen { plan, fit: Some(fit), told: Vec::new() })
+    }
+
     /// The plan for these inputs: for what some of them are, where types alone leave nodes out.
     pub(crate) fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Chosen, Error> {
         let types = types_of(inputs);
+        if let Some(chosen) = self.roomy(&types) {
+            return Ok(chosen);
+        }
+        self.choose_exact(inputs, types)
+    }
+
+    /// The same, made for just these types.
+    fn choose_exact(&self, inputs: &[Option<View<'_>>], types: Vec<Option<Type>>) -> Result<Chosen, Error> {
         let plan = self.plan(&types)?;
         let is_there = |view: &View<'_>| view.bytes.len() == view.len() * view.dtype.bytes();
         let tells = |view: &View<'_>| !view.dtype.is_float() && view.len() <= TELLING && is_there(view);
         if plan.figures.unplanned_nodes == 0 || !inputs.iter().flatten().any(tells) {
-            return Ok(Chosen { plan, told: Vec::new() });
+            return Ok(plan.into());
         }
         let is_told = |known: &Vec<Vec<u8>>| {
             known.iter().zip(inputs).all(|(known, view)| match view.filter(tells) {
@@ -235,7 +307,7 @@ impl Executor {
         };
         let kept = self.kept();
         if kept.told.len() >= MOST_TOLD && !kept.told.iter().any(is_told) {
-            return Ok(Chosen { plan, told: Vec::new() });
+            return Ok(plan.into());
         }
         drop(kept);
         let told: Vec<_> =
@@ -245,12 +317,12 @@ impl Executor {
         };
         let plan = self.plan_told(self.key(types, told.iter().map(bytes).collect()), &told)?;
         let told = told.into_iter().enumerate().filter_map(|(index, told)| Some((index, told?))).collect();
-        Ok(Chosen { plan, told })
+        Ok(Chosen { plan, fit: None, told })
     }
 
     /// What the plan for these inputs says of a run.
     fn planned_run(&self, inputs: &[Option<View<'_>>]) -> Result<PlannedRun, Error> {
-        let chosen = self.choose(inputs)?;
+        let chosen = self.choose_exact(inputs, types_of(inputs))?;
         let mut told = vec![None; inputs.len()];
         chosen.told.into_iter().for_each(|(index, tensor)| told[index] = Some(tensor));
         let (types, sharing) = (types_of(inputs), self.options.sharing);
@@ -300,32 +372,57 @@ impl Executor {
         inputs: &[Option<View<'_>>],
         options: &mut RunOptions<'_>,
     ) -> Result<Vec<Tensor>, Error> {
-        let plan = self.choose(inputs)?.plan;
+        let chosen = self.choose(inputs)?;
         let mut outputs = Outputs::new(self.graph.outputs.len(), &self.arenas());
-        self.run_views(&plan, &|index| inputs[index], &mut outputs, options)?;
+        self.run_views(&chosen, &|index| inputs[index], &mut [], &mut outputs, options)?;
         // Each was made or it was an error.
         Ok(outputs.tensors.into_iter().flatten().collect())
     }
 
-    /// Runs the graph on tensors, into outputs that are kept where they are of the right type.
+    /// Runs the graph on tensors, into outputs that are kept where they are of the right type. Those that are `fed_back` are made where
+    /// an input is, if they are that with rows appended.
     pub(crate) fn run_in(
         &self,
-        plan: &Plan,
+        chosen: &Chosen,
         inputs: &[Option<Tensor>],
+        fed_back: &[bool],
         outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
     ) -> Result<(), Error> {
-        self.run_views(plan, &|index| inputs[index].as_ref().map(Tensor::view), outputs, options)
+        let append = |appended: &Appended| {
+            let past = inputs[appended.input].as_ref().filter(|_| fed_back[appended.output])?;
+            Some(Append::new(past, chosen.ty(appended.id)?.clone(), appended.axis))
+        };
+        let appends = chosen.plan.appended.iter().map(|appended| append(appended).transpose());
+        let mut appends = appends.collect::<Result<Vec<_>, _>>()?;
+        outputs.copied_bytes +=
+            appends.iter().flatten().map(|append| append.copied_bytes() as u64).sum::<u64>();
+        self.run_views(
+            chosen,
+            &|index| inputs[index].as_ref().map(Tensor::view),
+            &mut appends,
+            outputs,
+            options,
+        )
     }
 
     fn run_views<'a>(
         &self,
-        plan: &Plan,
+        chosen: &Chosen,
         inputs: &(dyn Fn(usize) -> Option<View<'a>> + Sync),
+        appends: &mut [Option<Append>],
         outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
     ) -> Result<(), Error> {
-        let types = plan.graph.outputs.iter().map(|&id| plan.types[id].as_ref());
+        let plan = &chosen.plan;
+        let is_appended = |index: usize| {
+            let mut all = plan.appended.iter().zip(appends.iter());
+            all.any(|(appended, append)| appended.output == index && append.is_some())
+        };
+        let types = plan.graph.outputs.iter().enumerate();
+        let types: SmallVec<[_; FEW]> =
+            types.map(|(index, &id)| chosen.ty(id).filter(|_| !is_appended(index))).collect();
+        let types = types.iter().copied();
         // Arenas that the session shares know nothing of the limit of its own.
         let total = self.weight_bytes() + plan.figures.arena_bytes + outputs.wanted(types.clone());
         if total > self.options.max_mem {
@@ -333,9 +430,14 @@ impl Executor {
             return Err(Error::Memory { bytes: total, why });
         }
         outputs.make(types)?;
-        let free = self.threads.run(|| self.run_frame(plan, inputs, outputs, options))?;
+        let free = self.threads.run(|| self.run_frame(chosen, inputs, appends, outputs, options))?;
         for (index, tensor) in free {
             outputs.put_made(index, tensor)?;
+        }
+        for (appended, append) in plan.appended.iter().zip(appends) {
+            if let Some(append) = append.take() {
+                outputs.put_made(appended.output, append.finish())?;
+            }
         }
         match outputs.tensors.iter().position(Option::is_none) {
             Some(index) => {
@@ -349,11 +451,13 @@ impl Executor {
     /// Runs a plan in an arena; what was made beside it is returned, by the number of the output.
     fn run_frame<'a>(
         &self,
-        plan: &Plan,
+        chosen: &Chosen,
         inputs: &(dyn Fn(usize) -> Option<View<'a>> + Sync),
+        appends: &mut [Option<Append>],
         outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
     ) -> Result<Vec<(usize, Tensor)>, Error> {
+        let plan = &*chosen.plan;
         let arenas = self.arenas();
         let taking = Taking {
             extend: self.options.extend,
@@ -368,7 +472,8 @@ impl Executor {
             .iter_mut()
             .map(|output| output.as_mut().map_or(&mut [][..], |tensor| tensor.view_mut().bytes))
             .collect();
-        let frame = Frame::new(plan, &inputs, arena.memory(), &mut places, &arenas);
+        let made = (plan, chosen.fit.as_ref());
+        let frame = Frame::new(made, &inputs, arena.memory(), &mut places, appends, &arenas);
         let around = Around { arenas: arenas.clone(), cancel: options.cancelled_by().cloned() };
         around.during(|| frame.run(options))
     }
@@ -403,7 +508,7 @@ impl Session {
     /// stand for their types: what elements would tell is left open.
     pub fn figures(&self, inputs: &[Option<View<'_>>]) -> Result<Figures, Error> {
         self.check_given(inputs)?;
-        Ok(self.executor.choose(inputs)?.plan.figures)
+        Ok(self.executor.choose_exact(inputs, types_of(inputs))?.plan.figures)
     }
 
     /// What runs when on these inputs, and what lies where in the arena meanwhile, by the plan of [`Session::figures`]. It is put
@@ -431,7 +536,7 @@ impl Session {
     /// planned. Views without bytes stand for their types.
     pub fn wanted_bytes(&self, inputs: &[Option<View<'_>>]) -> Result<u64, Error> {
         let figures = self.figures(inputs)?;
-        let plan = self.executor.choose(inputs)?.plan;
+        let plan = self.executor.choose_exact(inputs, types_of(inputs))?.plan;
         let outputs =
             plan.graph.outputs.iter().filter_map(|&id| Some(plan.types[id].as_ref()?.bytes() as u64));
         let weights = self.executor.optimized().0.copied_bytes();
@@ -451,6 +556,21 @@ impl Session {
     /// Gives arenas that no run has now back to the system. The next run takes one anew.
     pub fn release_memory(&self) {
         self.executor.arenas().release_memory();
+    }
+
+    /// Pairs of an output and an input, by name, where the output is the input with rows appended, as a decoder's keys and values are: what
+    /// [`Binding::feed_back`] takes.
+    pub fn appended(&self) -> Vec<(&str, &str)> {
+        let (run, graph) = (&self.executor.optimized().0, self.graph());
+        let name = |id: ValueId| &*graph.values[id].name;
+        let pair = |node: &Node| {
+            let (past, present) = (node.inputs.first().copied()??, node.outputs.first().copied()??);
+            let input = run.inputs.iter().position(|&id| id == past)?;
+            let output = run.outputs.iter().position(|&id| id == present)?;
+            Some((name(graph.outputs[output]), name(graph.inputs[input])))
+        };
+        let is_concat = |node: &&Node| node.op_type == "Concat" && node.domain.is_empty();
+        run.nodes.iter().filter(is_concat).filter_map(pair).collect()
     }
 
     /// Tensors that stay bound from run to run.

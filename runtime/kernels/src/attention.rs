@@ -5,13 +5,18 @@
 
 use crate::gemm::Matrix;
 use crate::real::{Real, Space};
+use bytemuck::{Pod, cast_slice};
 use std::ops::Range;
 use stepalloc_tensor::Ints;
+use stepalloc_tensor::growing::Blocks;
 use stepalloc_tensor::{Bool, DataType, Number, bf16, f16};
 use stepalloc_threads as threads;
 
 /// Queries of a block: so many that packing the keys for a product is little work beside it.
 const ROWS: usize = 128;
+
+/// Less work than so many multiplications is done by one thread.
+const WORTH_SHARING: usize = 1 << 20;
 
 /// Sizes of an attention.
 #[derive(Clone, Copy)]
@@ -58,6 +63,13 @@ impl Sizes {
         }
     }
 
+    /// Threads that a run may share heads among.
+    pub fn threads(&self) -> usize {
+        let heads = self.batch * self.q_heads;
+        let work = self.outputs().1.saturating_mul(self.head + self.v_head);
+        if work < WORTH_SHARING { 1 } else { threads::for_runs().clamp(1, heads.max(1)) }
+    }
+
     /// Elements of a block's scores.
     pub fn block(&self) -> usize {
         self.queries.min(ROWS) * self.keys
@@ -76,12 +88,26 @@ pub struct Rule {
     pub mode: i64,
     /// What the scores are rounded to before the softmax.
     pub precision: Option<DataType>,
+    /// A query that may look at nothing gets zeros, not NaN.
+    pub nothing_is_zero: bool,
+}
+
+/// Where matrices are.
+#[derive(Clone, Copy)]
+enum Source<'a, W> {
+    Whole(&'a [W]),
+    /// One for each head.
+    BlockPerHead(Blocks<'a>),
+    /// One for each member of the batch.
+    BlockPerMember(Blocks<'a>),
 }
 
 /// Matrices of all heads.
 #[derive(Clone, Copy)]
 pub struct Heads<'a, W> {
-    data: &'a [W],
+    source: Source<'a, W>,
+    /// Number of them in a member of the batch.
+    heads: usize,
     /// How far members of the batch, heads and rows are apart.
     batch: usize,
     head: usize,
@@ -89,17 +115,33 @@ pub struct Heads<'a, W> {
     cols: usize,
 }
 
-impl<'a, W: Copy> Heads<'a, W> {
+impl<'a, W: Pod> Heads<'a, W> {
     /// Heads that lie beside each other in rows (`packed`), or one behind the other.
     pub fn new(data: &'a [W], packed: bool, heads: usize, rows: usize, cols: usize) -> Self {
         let (head, row) = if packed { (cols, heads * cols) } else { (rows * cols, cols) };
-        Self { data, batch: heads * rows * cols, head, row, cols }
+        Self { source: Source::Whole(data), heads, batch: heads * rows * cols, head, row, cols }
+    }
+
+    /// The same where they lie in blocks: one for each member of the batch if they are `packed`, else one for each head.
+    pub fn in_blocks(blocks: Blocks<'a>, packed: bool, heads: usize, cols: usize) -> Self {
+        match packed {
+            true => {
+                let source = Source::BlockPerMember(blocks);
+                Self { source, heads, batch: 0, head: cols, row: heads * cols, cols }
+            }
+            false => Self { source: Source::BlockPerHead(blocks), heads, batch: 0, head: 0, row: cols, cols },
+        }
     }
 
     /// Some rows of one head.
     pub fn rows(&self, batch: usize, head: usize, rows: Range<usize>) -> Matrix<'a, W> {
         let begin = batch * self.batch + head * self.head + rows.start * self.row;
-        let data = self.data.get(begin..).unwrap_or_default();
+        let data = match self.source {
+            Source::Whole(data) => data,
+            Source::BlockPerHead(blocks) => cast_slice(blocks.block(batch * self.heads + head)),
+            Source::BlockPerMember(blocks) => cast_slice(blocks.block(batch)),
+        };
+        let data = data.get(begin..).unwrap_or_default();
         Matrix { data, rows: rows.len(), cols: self.cols, row_stride: self.row, col_stride: 1 }
     }
 }
@@ -109,7 +151,14 @@ pub enum Bias<'a, W> {
     /// Nothing.
     None,
     /// Whether a query may look at a key.
-    Bool(&'a [Bool]),
+    Bool {
+        /// For each query and key.
+        mask: &'a [Bool],
+        /// What an element is where the query may.
+        shows: bool,
+        /// What a score becomes where it may not.
+        hidden: W,
+    },
     /// A number for each.
     Real(&'a [W]),
 }
@@ -259,7 +308,11 @@ impl<W: Real> Job<'_, W> {
             }
             show(2, scores);
             for scores in scores.chunks_exact_mut(width.max(1)) {
-                probabilities(scores, self.rule.precision);
+                match self.rule.nothing_is_zero {
+                    true => probabilities(scores, self.rule.precision),
+                    false if scores.is_empty() => {}
+                    false => W::softmax(scores),
+                }
             }
             show(3, scores);
             let v = self.v.rows(batch, kv_head, seen);
@@ -285,10 +338,10 @@ impl<W: Real> Mask<'_, W> {
         match self.bias {
             _ if scores.is_empty() => {}
             Bias::None => {}
-            Bias::Bool(mask) => {
+            Bias::Bool { mask, shows, hidden } => {
                 let mask = &mask[begin..begin + length];
                 let hide = |(score, allowed): (&mut W, &Bool)| {
-                    *score = if allowed.get() { *score } else { W::LOWEST }
+                    *score = if allowed.get() == shows { *score } else { hidden }
                 };
                 match step {
                     0 => scores.iter_mut().for_each(|score| hide((score, &mask[0]))),

@@ -3,7 +3,7 @@
 //! [`registry`] has them all. What they compute with is in `stepalloc-kernels`.
 
 use stepalloc_graph::operator::{
-    Call, Definition, Known, Made, Operator, Registry, Reuse, Unclear, ints, typed,
+    Call, Definition, INTERNAL, Known, Made, Operator, Registry, Reuse, Unclear, ints, typed,
 };
 use stepalloc_tensor::{Ints, Tensor, Type, axis};
 
@@ -22,13 +22,11 @@ mod einsum;
 mod elementwise;
 mod extremes;
 mod fills;
-mod flex_attention;
 mod fourier;
 mod grid;
 mod image;
 mod index;
 mod integer;
-mod linear_attention;
 mod logic;
 mod loss;
 mod matmul;
@@ -44,7 +42,6 @@ mod random;
 mod recurrent;
 mod reduce;
 mod resize;
-mod rotary;
 mod scan;
 mod scatter;
 mod select;
@@ -70,6 +67,9 @@ pub fn registry() -> Registry {
 pub fn make(node: &Definition<'_>) -> Made {
     if node.domain == "com.microsoft" {
         return microsoft(node);
+    }
+    if node.domain == INTERNAL {
+        return attention::make(node);
     }
     if !matches!(node.domain, "" | "ai.onnx" | "ai.onnx.preview" | "ai.onnx.preview.training") {
         return None;

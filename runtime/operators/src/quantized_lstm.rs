@@ -100,6 +100,7 @@ impl Operator for Quantized {
             inputs[weight] = Some(View { dtype: DataType::F32, shape, bytes: bytemuck::cast_slice(to) });
         }
         self.layer.run(&mut Call {
+            blocks: &[],
             inputs: &inputs,
             outputs: call.outputs,
             scratch: space.0,

@@ -137,6 +137,7 @@ impl<'a> Trial<'a> {
             .collect();
         let mut scratch = vec![u64::MAX; scratch.div_ceil(8)];
         operator.run(&mut Call {
+            blocks: &[],
             inputs: &views,
             outputs: &mut outputs,
             scratch: bytemuck::cast_slice_mut(&mut scratch),

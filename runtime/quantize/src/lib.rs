@@ -20,8 +20,6 @@ mod products;
 mod recurrent;
 mod save;
 mod tables;
-#[cfg(test)]
-mod tests;
 mod weights;
 
 use graph::{Rewriter, called};
@@ -167,7 +165,12 @@ impl QuantizeDynamic {
         Ok(done)
     }
 
-    fn rewrite(&self, mut model: ModelProto, mut folder: Folder) -> Result<(ModelProto, Quantized), Error> {
+    /// The same of a message, with weights that lie in files of that folder; nothing is written.
+    pub fn rewrite(
+        &self,
+        mut model: ModelProto,
+        mut folder: Folder,
+    ) -> Result<(ModelProto, Quantized), Error> {
         if let Some(unknown) = self.op_types.iter().find(|op| !OPERATORS.contains(&op.as_str())) {
             return Err(Error::Argument(format!(
                 "{unknown} cannot be quantized; those that can are {}",

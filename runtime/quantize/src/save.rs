@@ -114,3 +114,63 @@ fn message(model: &ModelProto, path: &Path) -> Result<u64, Error> {
     file::put(path, |to| to.write_all(&bytes))?;
     Ok(bytes.len() as u64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::QuantizeDynamic;
+    use crate::graph::make;
+    use stepalloc_onnx::proto::{OperatorSetIdProto, ValueInfoProto};
+    use stepalloc_tensor::DataType;
+
+    fn weight(name: &str, dims: &[i64]) -> TensorProto {
+        let count = dims.iter().product::<i64>() as usize;
+        let elements: Vec<_> = (0..count).map(|at| (at % 17) as f32 - 8.0).collect();
+        TensorProto {
+            name: Some(name.into()),
+            data_type: Some(DataType::F32 as i32),
+            dims: dims.to_vec(),
+            raw_data: Some(bytemuck::cast_slice::<f32, u8>(&elements).to_vec().into()),
+            ..TensorProto::default()
+        }
+    }
+
+    fn read(path: &Path) -> ModelProto {
+        let bytes: Vec<u8> = std::fs::read(path).expect("a file");
+        ModelProto::decode(&bytes[..]).expect("a model")
+    }
+
+    #[test]
+    fn tensors_beside_the_model_come_in_and_go_out() {
+        let folder = tempfile::TempDir::new().expect("a directory");
+        let value = |name: &str| ValueInfoProto { name: Some(name.into()), ..ValueInfoProto::default() };
+        // A tensor that is not touched, too large for a message that may have only so many bytes.
+        let (rest, most) = (weight("rest", &[64, 1, 8]), 1000);
+        let graph = GraphProto {
+            input: vec![value("x")],
+            node: vec![make("MatMul", &["x", "w"], &["y"], ""), make("Add", &["y", "rest"], &["z"], "")],
+            initializer: vec![weight("w", &[16, 8]), rest.clone()],
+            output: vec![value("z")],
+            ..GraphProto::default()
+        };
+        let model = ModelProto {
+            opset_import: vec![OperatorSetIdProto { domain: None, version: Some(17) }],
+            graph: Some(graph),
+            ..ModelProto::default()
+        };
+        let [beside, back] = ["beside.onnx", "back.onnx"].map(|name| folder.path().join(name));
+        save(model.clone(), &beside, most).expect("it is written");
+        assert_eq!(std::fs::metadata(folder.path().join("beside.onnx.data")).expect("a file").len(), 2048);
+        let written = read(&beside).graph.expect("a graph");
+        assert_eq!(written.initializer[1].data_location, Some(EXTERNAL));
+        let done = QuantizeDynamic::new().run(&beside, &back).expect("it can be quantized");
+        assert_eq!(done.bytes_before, std::fs::metadata(&beside).expect("a file").len() + 2048);
+        assert_eq!(done.bytes_after, std::fs::metadata(&back).expect("a file").len());
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a directory").count(), 3, "nothing else is left");
+        let made = read(&back).graph.expect("a graph");
+        let same = made.initializer.iter().find(|tensor| tensor.name == rest.name).expect("it is there");
+        assert_eq!((&same.raw_data, &same.dims), (&rest.raw_data, &rest.dims));
+        let refused = save(model, &beside, 100).map(drop).expect_err("names alone take more");
+        assert!(refused.to_string().contains("without its tensors"), "{refused}");
+    }
+}

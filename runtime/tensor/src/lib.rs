@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`element`] | the types of elements, the Rust types that hold them, and macros that choose the code for one |
 //! | [`tensor`] | [`Tensor`], [`View`] and [`ViewMut`]: a shape, and where its elements are |
+//! | [`growing`] | tensors that grow along an axis where they are |
 //! | [`raw`] | elements as files have them |
 //! | [`mapped`] | files of weights, mapped once in a process, copied from only where they must be |
 //!
 //! Kernels, graphs and file formats are built on this crate; it knows nothing of them.
 
 pub mod element;
+pub mod growing;
 pub mod mapped;
 pub mod raw;
 pub mod tensor;

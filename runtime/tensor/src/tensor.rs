@@ -1,6 +1,7 @@
 //! Tensors: elements of one type in a shape, row by row (C order), in memory of their own or lent.
 
 use crate::element::{DataType, Element};
+use crate::growing::{Blocks, Grown};
 use crate::mapped::{Copied, Order, copied, reordered};
 use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
@@ -175,8 +176,10 @@ impl Default for Line {
 }
 
 #[derive(Clone)]
-enum Memory {
+pub(crate) enum Memory {
     Own(Vec<Line>),
+    /// The first rows of blocks that have room for more.
+    Grown(Grown),
     /// Of a mapped file, or of a message read from one. Aligned for the elements.
     Lent(Bytes),
     /// Of a mapped file as well, but copied when they are first read.
@@ -231,6 +234,21 @@ impl Tensor {
         Some(tensor)
     }
 
+    /// The first rows of blocks that may get more.
+    pub(crate) fn grown(ty: Type, grown: Grown) -> Self {
+        Self { ty, memory: Memory::Grown(grown) }
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Its elements where they are, if it has grown along an axis ([`growing`](crate::growing)): then a view of it is a copy, made
+    /// when it is first asked for.
+    pub fn blocks(&self) -> Option<Blocks<'_>> {
+        if let Memory::Grown(grown) = &self.memory { Some(grown.blocks()) } else { None }
+    }
+
     /// Its type.
     pub fn ty(&self) -> &Type {
         &self.ty
@@ -242,6 +260,7 @@ impl Tensor {
             Memory::Own(lines) => &bytemuck::cast_slice(lines)[..self.ty.bytes()],
             Memory::Lent(bytes) => &bytes[..],
             Memory::Copied(copied) => &copied.copy()[..self.ty.bytes()],
+            Memory::Grown(grown) => grown.whole(),
         };
         View { dtype: self.ty.dtype, shape: &self.ty.shape, bytes }
     }
@@ -274,7 +293,7 @@ impl Tensor {
         let file = match &self.memory {
             Memory::Lent(bytes) => Some(bytes),
             Memory::Copied(copied) => copied.as_it_is(),
-            Memory::Own(_) => None,
+            Memory::Own(_) | Memory::Grown(_) => None,
         };
         if let Some(copied) = file.and_then(|bytes| reordered(bytes, order)) {
             return Self { ty: self.ty.clone(), memory: Memory::Copied(copied) };
@@ -304,7 +323,7 @@ impl Tensor {
     /// Bytes of memory that it takes now, those of a file not counted.
     pub fn own_bytes(&self) -> usize {
         match &self.memory {
-            Memory::Own(_) => self.ty.bytes(),
+            Memory::Own(_) | Memory::Grown(_) => self.ty.bytes(),
             Memory::Copied(copied) if copied.is_there() => self.ty.bytes(),
             _ => 0,
         }

@@ -118,6 +118,12 @@ impl Facts {
 }
 
 impl Facts {
+    /// The shapes that were tried. See the module's text for how sure they are.
+    pub(crate) fn shapes(&self, id: ValueId) -> Option<[&[usize]; 3]> {
+        let [Some(a), Some(b), Some(c)] = &self.0[id].tried else { return None };
+        Some([&a.shape, &b.shape, &c.shape])
+    }
+
     /// Whether two values are of one type whatever open sizes are.
     pub(crate) fn alike(&self, a: ValueId, b: ValueId) -> bool {
         let both = self.0[a].tried.iter().zip(&self.0[b].tried);

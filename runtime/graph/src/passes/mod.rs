@@ -8,6 +8,7 @@
 
 mod activation;
 mod affine;
+mod attention;
 mod branches;
 mod constants;
 mod duplicates;
@@ -55,6 +56,8 @@ pub struct Pass {
     pub what: &'static str,
     /// The least level that has it.
     pub level: Level,
+    /// It makes operators of our own: sessions have it, models that are written do not.
+    pub in_sessions: bool,
     run: fn(&mut Editor) -> usize,
 }
 
@@ -65,11 +68,15 @@ impl std::fmt::Debug for Pass {
 }
 
 const fn basic(name: &'static str, what: &'static str, run: fn(&mut Editor) -> usize) -> Pass {
-    Pass { name, what, level: Level::Basic, run }
+    Pass { name, what, level: Level::Basic, in_sessions: false, run }
 }
 
 const fn extended(name: &'static str, what: &'static str, run: fn(&mut Editor) -> usize) -> Pass {
-    Pass { name, what, level: Level::Extended, run }
+    Pass { name, what, level: Level::Extended, in_sessions: false, run }
+}
+
+const fn in_sessions(name: &'static str, what: &'static str, run: fn(&mut Editor) -> usize) -> Pass {
+    Pass { name, what, level: Level::All, in_sessions: true, run }
 }
 
 /// Raises the version of the whole model, not of one graph.
@@ -114,6 +121,11 @@ pub const PASSES: &[Pass] = &[
         activation::sum,
     ),
     extended("conv-activation", "an activation after Conv becomes part of it (FusedConv)", activation::run),
+    in_sessions(
+        "attention",
+        "MatMul, Softmax and MatMul become ScaledDotProductAttention, with scale, mask and transpositions",
+        attention::run,
+    ),
 ];
 
 /// What constant folding makes of one node has so many bytes at most: a weight of a layer that is transposed, not a table that is smaller
@@ -135,6 +147,7 @@ pub struct Optimization {
     level: Level,
     disabled: HashSet<&'static str>,
     fold_limit: usize,
+    for_sessions: bool,
 }
 
 impl Default for Optimization {
@@ -146,7 +159,7 @@ impl Default for Optimization {
 impl Optimization {
     /// All passes of a level.
     pub fn new(level: Level) -> Self {
-        Self { level, disabled: HashSet::new(), fold_limit: FOLD_LIMIT }
+        Self { level, disabled: HashSet::new(), fold_limit: FOLD_LIMIT, for_sessions: false }
     }
 
     /// Without a pass; an error where there is none of that name.
@@ -166,8 +179,17 @@ impl Optimization {
         self
     }
 
+    /// With passes whose operators no other engine knows: for a model that is run here, and not written.
+    #[must_use]
+    pub fn for_sessions(mut self) -> Self {
+        self.for_sessions = true;
+        self
+    }
+
     fn has(&self, pass: &Pass) -> bool {
-        pass.level <= self.level && !self.disabled.contains(pass.name)
+        pass.level <= self.level
+            && (self.for_sessions || !pass.in_sessions)
+            && !self.disabled.contains(pass.name)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Where values lie, for one order of the nodes: which of them share bytes, how long these are needed, and at last the offsets.
 
 use super::{
-    Drafting, Figures, Place, Plan, PlannedBlock, PlannedRun, PlannedStep, PlannedValue, Step, inputs_of,
+    Appended, Drafting, Figures, Place, Plan, PlannedBlock, PlannedRun, PlannedStep, PlannedValue, Step,
+    inputs_of,
 };
 use crate::error::Error;
 use crate::graph::{Attribute, ValueId};
@@ -9,7 +10,7 @@ use crate::operator::Reuse;
 use std::collections::HashMap;
 use std::sync::Arc;
 use stepalloc_planner::{Block, Effort, Planner, Problem, verify};
-use stepalloc_tensor::{ALIGNMENT, Type};
+use stepalloc_tensor::{ALIGNMENT, Type, axis};
 
 /// Bytes that one or more values share.
 struct Buffer {
@@ -22,6 +23,37 @@ struct Buffer {
 }
 
 impl Drafting<'_> {
+    /// What a step appends to an input to make an output, if all that read it take it in blocks.
+    fn appended(
+        &self,
+        steps: &[Step],
+        at: usize,
+        places: &[Place],
+        copies: &[(ValueId, usize)],
+    ) -> Option<Appended> {
+        let node = &self.graph.nodes[steps[at].node];
+        let [Some(past), Some(new)] = node.inputs[..] else { return None };
+        let &[Some(id)] = &node.outputs[..] else { return None };
+        let (Place::Input(input), &Place::Output(output)) = (&places[past], &places[id]) else { return None };
+        let ty = self.types[id].as_ref().filter(|ty| ty.bytes() > 0)?;
+        let is_concat = node.op_type == "Concat" && node.domain.is_empty() && past != new;
+        let axis = axis(node.attributes.int("axis", 0), ty.rank()).ok().filter(|_| is_concat)?;
+        let takes_blocks = |step: &Step| {
+            let node = &self.graph.nodes[step.node];
+            let inputs = node.inputs.iter().enumerate();
+            let mut uses = inputs.filter(|(_, used)| **used == Some(id)).map(|(index, _)| index);
+            !node.captures.contains(&id) && uses.all(|index| node.operator.takes_blocks(index, ty.dtype))
+        };
+        // A view of it, or another output that is the same, would be read as a whole.
+        let views =
+            places.iter().filter(|place| matches!(place, Place::Output(other) if *other == output)).count();
+        let is_alone = views == 1 && copies.iter().all(|&(copied, _)| copied != id);
+        let reads_past = |step: &Step| inputs_of(&self.graph.nodes[step.node]).any(|used| used == Some(past));
+        let others = steps.iter().enumerate().filter(|&(other, _)| other != at);
+        let fits = is_alone && others.into_iter().all(|(_, step)| takes_blocks(step) && !reads_past(step));
+        fits.then_some(Appended { input: *input, output, id, new, axis })
+    }
+
     /// What lies where, and which steps there are, if the nodes run in this order; all but the offsets.
     pub(super) fn lay_out(&self, running: Vec<(usize, bool)>) -> Layout {
         let mut figures = self.figures;
@@ -54,6 +86,7 @@ impl Drafting<'_> {
                     prepacked: None,
                     on_heap: true,
                     drops: Vec::new(),
+                    appends: None,
                 });
                 continue;
             }
@@ -129,6 +162,7 @@ impl Drafting<'_> {
                 prepacked: self.prepacked(node),
                 on_heap: false,
                 drops: Vec::new(),
+                appends: None,
             });
         }
         let blocks: Vec<_> = buffers
@@ -187,7 +221,7 @@ impl Layout {
         let elsewhere = |(index, &id): (usize, &ValueId)| {
             (!matches!(places[id], Place::Output(there) if there == index)).then_some((id, index))
         };
-        let copies = graph.outputs.iter().enumerate().filter_map(elsewhere).collect();
+        let copies: Vec<_> = graph.outputs.iter().enumerate().filter_map(elsewhere).collect();
         let numbers: HashMap<_, _> = steps.iter().enumerate().map(|(at, step)| (step.node, at)).collect();
         for (id, place) in places.iter().enumerate() {
             if let (Place::Heap, Some(at)) = (place, last[id])
@@ -197,7 +231,14 @@ impl Layout {
                 steps[step].drops.push(id);
             }
         }
-        Ok(Plan { graph, types: draft.types, places, steps, copies, figures })
+        let mut appended = Vec::new();
+        for at in 0..steps.len() {
+            if let Some(found) = draft.appended(&steps, at, &places, &copies) {
+                steps[at].appends = Some(appended.len());
+                appended.push(found);
+            }
+        }
+        Ok(Plan { graph, types: draft.types, places, steps, copies, appended, varying: None, figures })
     }
 
     /// Whether a plan runs the same nodes in the same order, and writes over the same inputs.

@@ -1,15 +1,30 @@
 //! Models in messages, quantized and run.
 
-use super::graph::{int, make};
-use super::*;
+use prost::Message;
 use stepalloc_graph::{Dim, Model, Session};
 use stepalloc_onnx::proto::{
-    AttributeProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto, type_proto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto,
+    TypeProto, ValueInfoProto, attribute_proto::AttributeType, tensor_shape_proto, type_proto,
 };
-use stepalloc_onnx::proto::{TensorShapeProto, attribute_proto::AttributeType};
-use stepalloc_onnx::tensors::packed;
+use stepalloc_onnx::tensors::{Folder, packed};
 use stepalloc_operators::registry;
-use stepalloc_tensor::{DataType, Tensor, mapped};
+use stepalloc_quantize::{QuantizeDynamic, Quantized, WeightType};
+use stepalloc_tensor::{DataType, Tensor};
+
+fn make(op: &str, inputs: &[&str], outputs: &[&str], name: &str) -> NodeProto {
+    NodeProto {
+        op_type: Some(op.into()),
+        input: inputs.iter().map(|&name| name.into()).collect(),
+        output: outputs.iter().map(|&name| name.into()).collect(),
+        name: (!name.is_empty()).then(|| name.into()),
+        ..NodeProto::default()
+    }
+}
+
+fn int(name: &str, value: i64) -> AttributeProto {
+    let ty = Some(AttributeType::Int as i32);
+    AttributeProto { name: Some(name.into()), r#type: ty, i: Some(value), ..AttributeProto::default() }
+}
 
 /// Numbers from -1 to 1, the same each time.
 fn numbers(count: usize, seed: u32) -> Vec<f32> {
@@ -170,7 +185,12 @@ fn products_share_what_they_are_of() {
     ];
     assert_eq!(ops(&made), wanted);
     assert_eq!(initializers(&made), ["w_quantized", "w_scale", "w_zero_point"]);
-    let names: Vec<_> = made.graph.iter().flat_map(|graph| &graph.node).map(called).collect();
+    let names: Vec<_> = made
+        .graph
+        .iter()
+        .flat_map(|graph| &graph.node)
+        .map(|node| node.name.as_deref().unwrap_or_default())
+        .collect();
     assert_eq!(names[..3], ["x_QuantizeLinear", "first_quant_scales_mul", "second_quant_scales_mul"]);
     assert!(
         names.contains(&"first_quant_scales_mul") && names.contains(&"a_output_quantized_cast"),
@@ -454,38 +474,6 @@ fn initializers_of_old_that_are_inputs_go_with_their_weights() {
     model.graph.as_mut().expect("a graph").input.push(value("w", DataType::F32, &[16, 8]));
     let (made, _) = quantized(&QuantizeDynamic::new(), &model);
     assert_eq!((made.ir_version, made.graph.expect("a graph").input.len()), (Some(4), 1));
-}
-
-#[test]
-fn tensors_beside_the_model_come_in_and_go_out() {
-    let folder = tempfile::TempDir::new().expect("a directory");
-    let (mut model, most) = (products(), 1000);
-    // A tensor that is not touched, too large for a message that may have only so many bytes.
-    let graph = model.graph.as_mut().expect("a graph");
-    graph.node.push(make("Add", &["y", "rest"], &["z"], ""));
-    graph.output[0].name = Some("z".into());
-    let numbers = numbers(8 * 64, 3);
-    graph.initializer.push(TensorProto {
-        raw_data: Some(bytemuck::cast_slice::<f32, u8>(&numbers).to_vec().into()),
-        float_data: Vec::new(),
-        ..weight("rest", &[64, 1, 8])
-    });
-    let [beside, back] = ["beside.onnx", "back.onnx"].map(|name| folder.path().join(name));
-    save::save(model.clone(), &beside, most).expect("it is written");
-    assert_eq!(std::fs::metadata(folder.path().join("beside.onnx.data")).expect("a file").len(), 2048);
-    let done = QuantizeDynamic::new().run(&beside, &back).expect("it can be quantized");
-    assert_eq!(done.bytes_before, std::fs::metadata(&beside).expect("a file").len() + 2048);
-    assert_eq!(done.bytes_after, std::fs::metadata(&back).expect("a file").len());
-    assert_eq!(std::fs::read_dir(folder.path()).expect("a directory").count(), 3, "nothing else is left");
-    let read = |path| {
-        let bytes: Vec<u8> = std::fs::read(path).expect("a file");
-        ModelProto::decode(&bytes[..]).expect("a model")
-    };
-    assert!(error(&model, &read(&back)) < 0.02);
-    // With a tensor beside it.
-    opened(mapped::open(&beside).expect("a file"), &mut Folder::new(Some(folder.path().into())));
-    let refused = save::save(model, &beside, 100).map(drop).expect_err("names alone take more");
-    assert!(refused.to_string().contains("without its tensors"), "{refused}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Rotary embedding: pairs of a head's elements are turned by angles that grow with the place in the sequence.
 
-use super::attention::heads;
-use super::{Call, Definition, Known, Operator, Unclear};
+use super::heads;
+use crate::{Call, Definition, Known, Operator, Unclear};
 use stepalloc_kernels::no;
 use stepalloc_tensor::{DataType, Number, Type, by_float};
 use stepalloc_threads as threads;
@@ -156,7 +156,7 @@ impl Operator for RotaryEmbedding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::trial::{Trial, numbers, tensor};
+    use crate::trial::{Trial, numbers, tensor};
 
     #[test]
     fn places_without_angles_are_errors() {

@@ -1,29 +1,31 @@
 //! Attention: softmax(Q K^T + bias) V, head by head.
 //!
 //! Here inputs are checked and laid out: keys and values of the past in front of the new ones, halves as f32. What is done to each
-//! head is in `heads`; linear and flexible attention have files of their own, too.
+//! head is in `stepalloc_kernels::attention`; linear and flexible attention, and the one that passes make, have files of their own.
 
-use super::{
-    Call, Definition, Known, Made, Operator, Unclear, flex_attention, ints, linear_attention, rotary, typed,
-};
+mod flex;
+mod linear;
+mod rotary;
+mod scaled;
+
+use crate::{Call, Definition, Known, Made, Operator, Unclear, ints, typed};
 use stepalloc_graph::Attributes;
 use stepalloc_kernels::{
     attention::{Bias, Heads, Job, Mask, Rule, Sizes, repack},
     real::{Real, Space, Target, is_double, widened, widened_bytes},
 };
 use stepalloc_tensor::{DataType, Type, View, ViewMut};
-use stepalloc_threads as threads;
 
-/// Less work than so many multiplications is done by one thread.
-const WORTH_SHARING: usize = 1 << 20;
-
-pub(super) fn make(node: &Definition<'_>) -> Made {
+pub(crate) fn make(node: &Definition<'_>) -> Made {
     Some(match node.op {
         "Attention" if node.domain != "ai.onnx.preview" => {
             Attention::new(node).map(|made| Box::new(made) as _)
         }
-        "FlexAttention" => flex_attention::FlexAttention::new(node).map(|made| Box::new(made) as _),
-        "LinearAttention" => linear_attention::LinearAttention::new(node).map(|made| Box::new(made) as _),
+        "FlexAttention" => flex::FlexAttention::new(node).map(|made| Box::new(made) as _),
+        "LinearAttention" => linear::LinearAttention::new(node).map(|made| Box::new(made) as _),
+        "ScaledDotProductAttention" if node.domain == crate::INTERNAL => {
+            scaled::ScaledDotProduct::new(node).map(|made| Box::new(made) as _)
+        }
         "RotaryEmbedding" => rotary::RotaryEmbedding::new(node).map(|made| Box::new(made) as _),
         _ => return None,
     })
@@ -57,6 +59,7 @@ impl Attention {
                 window: [bound("left_window_size"), bound("right_window_size")],
                 mode,
                 precision: softmax_precision(attributes)?,
+                nothing_is_zero: true,
             },
             pads_masks: node.opset >= 24,
             wanted: std::array::from_fn(|index| node.outputs.get(index).copied().unwrap_or(false)),
@@ -204,7 +207,7 @@ impl Attention {
                 let ty = Type { dtype: view.dtype, shape: view.shape.to_vec() };
                 let (strides, keys) = self.mask_strides(&ty, sizes)?;
                 let bias = match view.dtype {
-                    DataType::Bool => Bias::Bool(view.elements()),
+                    DataType::Bool => Bias::Bool { mask: view.elements(), shows: true, hidden: W::LOWEST },
                     _ => Bias::Real(widened::<W>(&view, &mut space)?),
                 };
                 Mask { bias, strides, keys }
@@ -326,10 +329,7 @@ impl Operator for Attention {
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
         let (Ok(sizes), Ok(q)) = (self.sizes(inputs), inputs.ty(0)) else { return 0 };
         let (rows, _) = sizes.grouped();
-        let heads = rows.batch * rows.q_heads;
-        let work = sizes.outputs().1.saturating_mul(sizes.head + sizes.v_head);
-        let threads = if work < WORTH_SHARING { 1 } else { threads::for_runs().clamp(1, heads.max(1)) };
-        let block = rows.block();
+        let (threads, block) = (rows.threads(), rows.block());
         match q.dtype {
             DataType::F64 => self.scratch_of::<f64>(sizes, inputs) + threads * Space::bytes::<f64>(block),
             _ => self.scratch_of::<f32>(sizes, inputs) + threads * Space::bytes::<f32>(block),
@@ -350,7 +350,7 @@ impl Operator for Attention {
 
 #[cfg(test)]
 mod tests {
-    use super::super::trial::{Trial, close, floats, numbers, tensor};
+    use crate::trial::{Trial, close, floats, numbers, tensor};
     use stepalloc_tensor::{Bool, Number, f16};
 
     #[test]

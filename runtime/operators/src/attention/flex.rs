@@ -2,9 +2,9 @@
 //!
 //! The graphs are given the scores of all heads at once, so that all of them are in memory.
 
-use super::attention::{clear, softmax_precision, types_of};
-use super::control::{Body, bodies};
-use super::{Call, Definition, Known, Operator, Unclear, typed, zeroed};
+use super::{clear, softmax_precision, types_of};
+use crate::control::{Body, bodies};
+use crate::{Call, Definition, Known, Operator, Unclear, typed, zeroed};
 use stepalloc_kernels::gemm::Matrix;
 use stepalloc_kernels::{
     attention::{Heads, probabilities},

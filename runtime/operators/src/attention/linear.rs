@@ -1,7 +1,7 @@
 //! Linear attention: what was seen is kept in a matrix for each head, which each key and value change and each query reads.
 
-use super::attention::{clear, heads, types_of};
-use super::{Call, Definition, Known, Operator, Unclear, typed};
+use super::{clear, heads, types_of};
+use crate::{Call, Definition, Known, Operator, Unclear, typed};
 use stepalloc_kernels::real::{Space, Target, is_double, widened, widened_bytes};
 use stepalloc_tensor::{DataType, Type};
 use stepalloc_threads as threads;

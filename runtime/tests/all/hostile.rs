@@ -3,15 +3,11 @@
 //!
 //! Peaks are those of this binary's allocator, for each thread alone; grown blocks count twice while they are copied.
 
-#[path = "../../tests/targets/src/memory.rs"]
-mod memory;
-mod wire;
-
+use super::memory;
+use super::wire::{
+    self, Message, attribute, graph, model, model_of, model_with, node, open_value, opset, tensor, value,
+};
 use stepalloc_runtime::{Error, Model, Session, Tensor};
-use wire::{Message, attribute, graph, model, model_of, model_with, node, open_value, opset, tensor, value};
-
-#[global_allocator]
-static ALLOCATOR: memory::Counting = memory::Counting;
 
 /// What is allowed beside ten times the file.
 const BASE: usize = 16 << 20;
