@@ -43,11 +43,15 @@ BENCHES = {
     "planner": (["planner.py", "--long"], None),
     "models": (["models.py"], ["--models", "magika", "--runs", "3"]),
     "models_memory": (["models_memory.py"], None),
+    "exported": (["exported.py", "--threads", "1,2"], ["--models", "resnet18", "--rounds", "1", "--threads", "1"]),
+    "decode": (["decode.py"], ["--past", "16", "--tokens", "32", "--rounds", "1"]),
     "optimize": (["optimize.py"], None),
     "quantize": (["quantize.py"], None),
 }
 
-OF_MODELS = {"models", "models_memory", "optimize", "quantize"}
+OF_MODELS = {"models", "models_memory", "exported", "decode", "optimize", "quantize"}
+# What models are exported with.
+EXPORTERS = ["torch==2.9.1", "torchvision==0.24.1", "onnxscript"]
 
 
 def said(*command):
@@ -92,6 +96,9 @@ def prepare(name):
         subprocess.run([*install, *ENGINES], check=True)
         # Only their models are read.
         subprocess.run([*install, "--no-deps", *PACKAGES], check=True)
+    if name in ("exported", "decode"):
+        subprocess.run([MODELS / "bin/pip", "install", "-q", "--extra-index-url", "https://download.pytorch.org/whl/cpu", *EXPORTERS], check=True)
+        subprocess.run([MODELS / "bin/python", ROOT / "benches/export_models.py"], check=True)
     for venv, package in ((JAX, "jax[cpu]"), (TENSORFLOW, "tensorflow-cpu")):
         if name == "engines" and not (venv / "bin/python").exists():
             subprocess.run(["/usr/bin/python3", "-m", "venv", venv], check=True)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Decoding with a cache of keys and values, token by token, beside ONNX Runtime: time a token, memory, and agreement.
 
-    benches/decode.py FOLDER [--models NAME,...] [--past P,...] [--tokens N] [--rounds R] [--threads T] > benches/results/decode.csv
+    benches/decode.py [FOLDER] [--models NAME,...] [--past P,...] [--tokens N] [--rounds R] [--threads T] > benches/results/decode.csv
 
 FOLDER is what export_models.py wrote: plain exported graphs, whose caches are inputs `past.N` and outputs `present.N`. Run it with a Python
 that has numpy and onnxruntime (PyPI). Each round runs either engine once, in a process of its own: N tokens behind P, the same tokens and the
@@ -12,7 +12,7 @@ difference of the last token's logits, relative to the largest of them.
 import argparse, csv, pathlib, statistics, subprocess, sys, tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import models
+import export_models, models
 
 
 def inputs(model, past, folder):
@@ -106,7 +106,7 @@ def main():
     if sys.argv[1:2] == ["--inputs"]:
         return inputs(sys.argv[2], int(sys.argv[3]), pathlib.Path(sys.argv[4]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("folder", type=pathlib.Path, nargs="?", default=export_models.FOLDER, help="(%(default)s)")
     parser.add_argument("--models", default="gpt2_cache12,llama_cache24", help="names, with commas between them (%(default)s)")
     parser.add_argument("--past", default="16,256,2048", help="tokens before the first one that is timed (%(default)s)")
     parser.add_argument("--tokens", type=int, default=256)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Exports models with random weights to ONNX: nets of torchvision, and nets written out here.
 
-    benches/export_models.py FOLDER [--models NAME,...] [--list]
+    benches/export_models.py [FOLDER] [--models NAME,...] [--list]
 
 For each model NAME it writes FOLDER/NAME.onnx and its inputs as FOLDER/NAME/INPUT.npy. What is there already stays. Run it with a
 Python that has the packages (PyPI): numpy onnx onnxscript onnxruntime torch==2.9.1 torchvision==0.24.1.
@@ -17,6 +17,7 @@ that of the net, followed by a word where it is not as exported:
 import argparse, pathlib, sys
 
 IMAGE = (1, 3, 224, 224)
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / "target/nets"
 
 
 def image(*shape):
@@ -394,15 +395,13 @@ def export(name, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path, nargs="?")
+    parser.add_argument("folder", type=pathlib.Path, nargs="?", default=FOLDER, help="(%(default)s)")
     parser.add_argument("--models", help="names, with commas between them; all without it")
     parser.add_argument("--list", action="store_true", help="only says the names")
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(names()))
         return
-    if arguments.folder is None:
-        parser.error("a folder to write to is missing")
     wanted = arguments.models.split(",") if arguments.models else names()
     if unknown := [name for name in wanted if name not in names()]:
         parser.error(f"unknown models {', '.join(unknown)}; --list says those there are")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Models nobody tuned for, as export_models.py writes them: time, memory and agreement beside ONNX Runtime.
 
-    benches/exported.py FOLDER [--models NAME,...] [--threads 1,2] [--rounds N] [--seconds S] > benches/results/exported.csv
+    benches/exported.py [FOLDER] [--models NAME,...] [--threads 1,2] [--rounds N] [--seconds S] > benches/results/exported.csv
 
 Run it with a Python that has numpy and onnxruntime (PyPI). Each round runs either engine once, in a process of its own, one after the
 other, as many times as take us S seconds; times are medians of the rounds' medians. Memory is what VmHWM rises above its value right before
@@ -11,7 +11,7 @@ Runtime's outputs, relative to the largest element of each.
 import argparse, csv, pathlib, statistics, subprocess, sys, tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import models
+import export_models, models
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -53,7 +53,7 @@ def measure(model, inputs, arguments, threads):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("folder", type=pathlib.Path, nargs="?", default=export_models.FOLDER, help="(%(default)s)")
     parser.add_argument("--models", help="names, with commas between them; all in the folder without it")
     parser.add_argument("--threads", default="1", help="with commas between them (1)")
     parser.add_argument("--rounds", type=int, default=4, help="each has another setting of ONNX Runtime (4)")

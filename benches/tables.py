@@ -279,6 +279,34 @@ def models():
     return table(*rows)
 
 
+def exported():
+    """Times beside ONNX Runtime's with one thread and with two, and memory."""
+    rows = [("model", "run", "ONNX Runtime", "ratio", "ratio, 2 threads", "VmHWM grows by", "ONNX Runtime", "arena / lower bound", "error")]
+    results = read("exported.csv")
+    mib = lambda text: f"{float(text) / (1 << 20):.1f} MiB"
+    two = {row["model"]: row for row in results if row["threads"] == "2"}
+    for row in (row for row in results if row["threads"] == "1"):
+        bound = int(row["lower_bound_bytes"])
+        rows.append((
+            row["model"], f"{float(row['ms']):.2f} ms", f"{float(row['ort_ms']):.2f} ms", row["ms_ratio"],
+            two[row["model"]]["ms_ratio"] if row["model"] in two else "-",
+            mib(row["grown_bytes"]), mib(row["ort_grown_bytes"]), f"{int(row['arena_bytes']) / bound:.2f}" if bound else "-", row["error"],
+        ))
+    return table(*rows)
+
+
+def decode():
+    """Time a token, and memory, beside ONNX Runtime."""
+    rows = [("model", "tokens before", "a token", "ONNX Runtime", "ratio", "plans", "bytes copied", "VmHWM grows by", "ONNX Runtime", "error")]
+    mib = lambda text: f"{float(text) / (1 << 20):.0f} MiB"
+    for row in read("decode.csv"):
+        rows.append((
+            row["model"], row["past"], f"{float(row['ms']):.2f} ms", f"{float(row['ort_ms']):.2f} ms", row["ms_ratio"], row["plans_made"],
+            row["copied_bytes"], mib(row["grown_bytes"]), mib(row["ort_grown_bytes"]), row["error"],
+        ))
+    return table(*rows)
+
+
 def compare():
     """How often alike allocators were called equal, and a planted difference was found."""
     return table(("compared", "right"), *((row["compared"], f"{row['right']} of {row['sittings']}") for row in read("compare.csv")))
@@ -340,7 +368,7 @@ def main():
     plot()
     tables = {
         "README.md": (short,),
-        "BENCHMARKS.md": (pytorch, others, engines, programs, workloads, models, instances, traces, scale, plans, instructions, recording, everyday, start, unmodified,
+        "BENCHMARKS.md": (pytorch, others, engines, programs, workloads, models, exported, decode, instances, traces, scale, plans, instructions, recording, everyday, start, unmodified,
                           compare, machine),
     }
     for name, of_it in tables.items():

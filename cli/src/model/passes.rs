@@ -53,8 +53,12 @@ impl Passes {
 /// All passes, a line each.
 pub(super) fn list() -> String {
     let mut text = String::new();
-    for level in [Level::Basic, Level::Extended] {
-        let name = if level == Level::Basic { "basic" } else { "extended" };
+    let levels = [
+        (Level::Basic, "basic"),
+        (Level::Extended, "extended"),
+        (Level::All, "all, where the model is run and not written"),
+    ];
+    for (level, name) in levels {
         text += &format!("Passes of level {name}:\n");
         for pass in PASSES.iter().filter(|pass| pass.level == level) {
             text += &format!("  {:<17} {}\n", pass.name, pass.what);

@@ -9,7 +9,7 @@ use crate::operator::Registry;
 use crate::options::Options;
 use crate::outputs::Outputs;
 use crate::passes::{Changes, Optimization};
-use crate::plan::room::{Fit, covers, growth, with_room};
+use crate::plan::room::{Fit, LEAST_RUNS, covers, growth, runs_ahead, with_room};
 use crate::plan::{Appended, Figures, Plan, PlannedRun, Sharing};
 use crate::run::Frame;
 use crate::watch::RunOptions;
@@ -125,13 +125,24 @@ impl Common {
     }
 }
 
+/// A plan with room.
+struct Roomy {
+    /// As in [`Key`].
+    threads: usize,
+    /// The largest inputs that it is for.
+    types: Vec<Option<Type>>,
+    plan: Arc<Plan>,
+}
+
 #[derive(Default)]
 struct Kept {
-    /// Plans with room for larger inputs than were there: for which, and which of them they are for at most.
-    roomy: Vec<(Vec<Option<Type>>, Arc<Plan>)>,
+    /// Plans with room for larger inputs than were there.
+    roomy: Vec<Roomy>,
     /// Types of inputs that no plan was there for, the newest ones, and by how much they had grown.
     newest: Vec<Option<Type>>,
     grown: Option<Vec<Vec<usize>>>,
+    /// So many runs are left until a plan with room is tried again, after one could not be made.
+    refused: usize,
     plans: HashMap<Key, (Arc<Plan>, u64)>,
     /// What inputs were told to be where plans were made for that, not for their types alone.
     told: Vec<Vec<Vec<u8>>>,
@@ -255,29 +266,42 @@ impl Executor {
         let grown = growth(&before, types);
         // Twice by as much: other inputs only happen to be larger than those before.
         let goes_on = grown.is_some() && grown == std::mem::replace(&mut kept.grown, grown.clone());
-        let mut fit = Fit::default();
-        for (roomy, plan) in kept.roomy.iter().rev() {
-            if covers(roomy, types) && plan.fit(types, &mut fit) {
-                return Some(Chosen { plan: Arc::clone(plan), fit: Some(fit), told: Vec::new() });
-            }
-        }
+        kept.refused = kept.refused.saturating_sub(1);
+        let is_refused = kept.refused > 0;
+        let threads = self.options.intra_op_num_threads;
+        let fitting =
+            kept.roomy.iter().rev().filter(|roomy| roomy.threads == threads && covers(&roomy.types, types));
+        let fitting: SmallVec<[_; ROOMY]> = fitting.map(|roomy| Arc::clone(&roomy.plan)).collect();
         drop(kept);
-        let grown = grown.filter(|_| goes_on)?;
-        let roomy = with_room(types, &grown)?;
+        let mut fit = Fit::default();
+        if let Some(plan) = fitting.into_iter().find(|plan| plan.fit(types, &mut fit)) {
+            return Some(Chosen { plan, fit: Some(fit), told: Vec::new() });
+        }
+        let grown = grown.filter(|_| goes_on && !is_refused)?;
         let grow: Vec<_> = grown.iter().map(|by| by.iter().any(|&by| by > 0)).collect();
-        let arenas = self.arenas();
         let graph = &self.optimized().0;
-        let around = Around { arenas, cancel: Around::current().cancel };
-        let make = || around.during(|| Plan::with_room(graph, &roomy, &grow, self.options.sharing));
-        let plan = Arc::new(self.preparing(make)?);
-        plan.fit(types, &mut fit).then_some(())?;
+        let around = Around { arenas: self.arenas(), cancel: Around::current().cancel };
+        let mut make = |runs: usize| {
+            let roomy = with_room(types, &grown, runs)?;
+            let make = || Plan::with_room(graph, &roomy, &grow, self.options.sharing);
+            let plan = self.preparing(|| around.clone().during(make))?;
+            plan.fit(types, &mut fit).then_some((roomy, Arc::new(plan)))
+        };
+        // A model may have a bound on what it takes, as a table of positions has.
+        let most = runs_ahead(types, &grown);
+        let tries = [most, LEAST_RUNS, LEAST_RUNS / 4].into_iter();
+        let found = tries.skip(usize::from(most == LEAST_RUNS)).find_map(&mut make);
         let mut kept = self.kept();
+        let Some((types, plan)) = found else {
+            kept.refused = LEAST_RUNS;
+            return None;
+        };
         // Those that have less room are of no more use.
-        kept.roomy.retain(|(smaller, _)| !covers(&roomy, smaller));
-        while kept.roomy.len() >= ROOMY {
+        kept.roomy.retain(|smaller| smaller.threads != threads || !covers(&types, &smaller.types));
+        if kept.roomy.len() >= ROOMY {
             kept.roomy.remove(0);
         }
-        kept.roomy.push((roomy, Arc::clone(&plan)));
+        kept.roomy.push(Roomy { threads, types, plan: Arc::clone(&plan) });
         kept.made += 1;
         Some(Chosen { plan, fit: Some(fit), told: Vec::new() })
     }

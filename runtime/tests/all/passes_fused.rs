@@ -240,3 +240,127 @@ fn a_sum_of_the_same_shape_becomes_part_of_a_convolution() {
     let itself = fixed().node("Add", "c c", "y").output("y");
     assert_eq!(itself.left(&passes), ["Conv", "Add"]);
 }
+
+/// Queries `q` of four heads, keys `k` and values `v` of so many, heads first; those that are not made by other nodes.
+fn heads(kv_heads: i64, made: &str) -> Sketch {
+    let shapes = [("q", [2, 4, 5, 8]), ("k", [2, kv_heads, 7, 8]), ("v", [2, kv_heads, 7, 6])];
+    let given = shapes.iter().filter(|(name, _)| !made.contains(name));
+    let sketch = given.fold(Sketch::new(13), |sketch, (name, shape)| sketch.input(name, shape));
+    sketch.number("scale", 0.3).number("root", 2.0)
+}
+
+fn swapped(sketch: Sketch, order: [i64; 4], from: &str, to: &str) -> Sketch {
+    sketch.node_with("Transpose", from, to, &[("perm", Attribute::Ints(order.to_vec()))])
+}
+
+/// What is left of attention with keys `t`, rows being columns, of which `scores` makes `m` from products `s`.
+fn left_of(sketch: Sketch, scores: impl FnOnce(Sketch) -> Sketch) -> Vec<String> {
+    let sketch = scores(sketch.node("MatMul", "q t", "s"));
+    let sketch = sketch.node("Softmax", "m", "p").node("MatMul", "p v", "y").output("y");
+    sketch.left(&["attention", "unused-nodes"])
+}
+
+/// The same of keys `k`.
+fn left_of_heads(sketch: Sketch, scores: impl FnOnce(Sketch) -> Sketch) -> Vec<String> {
+    left_of(swapped(sketch, [0, 1, 3, 2], "k", "t"), scores)
+}
+
+fn scaled(sketch: Sketch) -> Sketch {
+    sketch.node("Mul", "s scale", "m")
+}
+
+const ATTENTION: &str = "ScaledDotProductAttention";
+
+#[test]
+fn attention_with_its_scale_wherever_it_is() {
+    assert_eq!(left_of_heads(heads(4, ""), scaled), [ATTENTION]);
+    assert_eq!(left_of_heads(heads(4, ""), |sketch| sketch.node("Div", "s root", "m")), [ATTENTION]);
+    let twice = |sketch: Sketch| sketch.node("Mul", "scale s", "d").node("Div", "d root", "m");
+    assert_eq!(left_of_heads(heads(4, ""), twice), [ATTENTION]);
+    let before = heads(4, "q k").input("a", &[2, 4, 5, 8]).input("b", &[2, 4, 7, 8]);
+    let before = before.node("Mul", "a scale", "q").node("Mul", "b root", "k");
+    assert_eq!(left_of_heads(before.clone(), scaled), [ATTENTION]);
+    // Scaled queries that somebody else needs stay.
+    assert_eq!(left_of_heads(before.output("q"), scaled), ["Mul", ATTENTION]);
+}
+
+#[test]
+fn attention_with_a_mask() {
+    let shown = [true, false, true, true, false, true, true];
+    let bools: Vec<_> = shown.map(stepalloc_tensor::Bool::from).to_vec();
+    let mask = |sketch: Sketch| {
+        let mask = Tensor::from_elements([7], &bools).expect("seven");
+        sketch.tensor("shown", mask).number("low", f32::NEG_INFINITY).weight("bias", &[5, 7])
+    };
+    let with = |node: &'static str, inputs: &'static str| {
+        let scores = move |sketch: Sketch| scaled(sketch).node(node, inputs, "masked");
+        let sketch = swapped(mask(heads(4, "")), [0, 1, 3, 2], "k", "t").node("MatMul", "q t", "s");
+        let sketch = scores(sketch).node("Softmax", "masked", "p").node("MatMul", "p v", "y").output("y");
+        sketch.left(&["attention", "unused-nodes"])
+    };
+    assert_eq!(with("Where", "shown m low"), [ATTENTION]);
+    assert_eq!(with("Where", "shown low m"), [ATTENTION]);
+    assert_eq!(with("Add", "m bias"), [ATTENTION]);
+    assert_eq!(with("Add", "bias m"), [ATTENTION]);
+    // Scores that are no mask's business.
+    assert_eq!(with("Sub", "m bias").len(), 6);
+}
+
+#[test]
+fn attention_reads_operands_behind_their_transpositions() {
+    let behind =
+        heads(4, "q k v").input("a", &[2, 5, 4, 8]).input("b", &[2, 7, 4, 8]).input("c", &[2, 7, 4, 6]);
+    let behind = swapped(swapped(behind, [0, 2, 1, 3], "a", "q"), [0, 2, 1, 3], "c", "v");
+    let merged = swapped(behind.clone(), [0, 2, 3, 1], "b", "t");
+    assert_eq!(left_of(merged.clone(), scaled), [ATTENTION]);
+    assert_eq!(left_of_heads(swapped(behind, [0, 2, 1, 3], "b", "k"), scaled), [ATTENTION]);
+    let whole =
+        scaled(merged.node("MatMul", "q t", "s")).node("Softmax", "m", "p").node("MatMul", "p v", "y");
+    let whole = swapped(whole, [0, 2, 1, 3], "y", "z");
+    assert_eq!(whole.clone().output("z").left(&["attention", "unused-nodes"]), [ATTENTION]);
+    assert_eq!(whole.output("z").output("y").left(&["attention", "unused-nodes"]), [ATTENTION, "Transpose"]);
+}
+
+#[test]
+fn attention_of_heads_that_share_keys() {
+    let repeated = |kv_heads: i64, times: i64| {
+        let sketch = heads(kv_heads, "k v").input("b", &[2, kv_heads, 7, 8]).input("c", &[2, kv_heads, 7, 6]);
+        let sketch = sketch.ints("two", &[2]).ints("times", &[1, 1, times, 1, 1]);
+        let sketch =
+            sketch.ints("keys", &[2, kv_heads * times, 7, 8]).ints("values", &[2, kv_heads * times, 7, 6]);
+        let sketch = sketch
+            .node("Unsqueeze", "b two", "b5")
+            .node("Tile", "b5 times", "bt")
+            .node("Reshape", "bt keys", "k");
+        sketch.node("Unsqueeze", "c two", "c5").node("Expand", "c5 times", "ct").node(
+            "Reshape",
+            "ct values",
+            "v",
+        )
+    };
+    assert_eq!(left_of_heads(repeated(2, 2), scaled), [ATTENTION]);
+    assert_eq!(left_of_heads(repeated(1, 4), scaled), [ATTENTION]);
+}
+
+#[test]
+fn what_is_no_attention_stays() {
+    // Sizes that may differ between queries and keys.
+    let open =
+        Sketch::new(13).input("q", &[-1, 4, 5, 8]).input("k", &[-1, 4, 7, 8]).input("v", &[-1, 4, 7, 6]);
+    assert_eq!(left_of_heads(open.number("scale", 0.3), scaled).len(), 5);
+    // Queries of one member for all.
+    let one = Sketch::new(13).input("q", &[1, 4, 5, 8]).input("k", &[2, 4, 7, 8]).input("v", &[2, 4, 7, 6]);
+    assert_eq!(left_of_heads(one.number("scale", 0.3), scaled).len(), 5);
+    // Probabilities that somebody else needs.
+    assert_eq!(left_of_heads(heads(4, "").output("p"), scaled).len(), 5);
+    // A softmax over queries.
+    let sketch =
+        swapped(heads(4, ""), [0, 1, 3, 2], "k", "t").node("MatMul", "q t", "s").node("Mul", "s scale", "m");
+    let sketch =
+        sketch.node_with("Softmax", "m", "p", &[("axis", Attribute::Int(2))]).node("MatMul", "p v", "y");
+    assert_eq!(sketch.output("y").left(&["attention", "unused-nodes"]).len(), 5);
+    // Keys as they are, of as many elements as there are.
+    let square =
+        Sketch::new(13).input("q", &[2, 4, 7, 7]).input("t", &[2, 4, 7, 7]).input("v", &[2, 4, 7, 6]);
+    assert_eq!(left_of(square.number("scale", 0.3), scaled).len(), 4);
+}

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use stepalloc_tensor::{Tensor, Type};
 
 /// Runs that a plan has room for at least, if inputs go on growing as they did.
-const LEAST_RUNS: usize = 32;
+pub(crate) const LEAST_RUNS: usize = 32;
 
 /// By how much inputs have grown, each of their dimensions; `None` if they differ in another way, or not at all.
 pub(crate) fn growth(before: &[Option<Type>], now: &[Option<Type>]) -> Option<Vec<Vec<usize>>> {
@@ -36,13 +36,21 @@ pub(crate) fn growth(before: &[Option<Type>], now: &[Option<Type>]) -> Option<Ve
     grown.iter().flatten().any(|&by| by > 0).then_some(grown)
 }
 
-/// Types of inputs after some runs in which they grow as they did: half of what they have now, and no less than [`LEAST_RUNS`].
-pub(crate) fn with_room(now: &[Option<Type>], grown: &[Vec<usize>]) -> Option<Vec<Option<Type>>> {
+/// In how many runs inputs that grow as they did will be half as large again, and no less than [`LEAST_RUNS`].
+pub(crate) fn runs_ahead(now: &[Option<Type>], grown: &[Vec<usize>]) -> usize {
     let runs = now.iter().zip(grown).flat_map(|(ty, by)| {
         let shape = ty.as_ref().map_or(&[][..], |ty| &ty.shape);
         shape.iter().zip(by).filter(|(_, by)| **by > 0).map(|(size, by)| size / by / 2)
     });
-    let runs = runs.max()?.max(LEAST_RUNS);
+    runs.max().unwrap_or(0).max(LEAST_RUNS)
+}
+
+/// Types of inputs after so many runs in which they grow as they did.
+pub(crate) fn with_room(
+    now: &[Option<Type>],
+    grown: &[Vec<usize>],
+    runs: usize,
+) -> Option<Vec<Option<Type>>> {
     let roomy = |(ty, by): (&Option<Type>, &Vec<usize>)| {
         let Some(ty) = ty else { return Some(None) };
         let shape = ty.shape.iter().zip(by).map(|(size, by)| size.checked_add(by.checked_mul(runs)?));

@@ -5,7 +5,7 @@
 //! that are left over in another way, which shows where sums are large and differences decide, as before a softmax.)
 
 use crate::gemm::Matrix;
-use crate::gemm::gemv::scale;
+use crate::gemm::gemv::{prefetch, scale};
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
 use smallvec::SmallVec;
@@ -92,6 +92,8 @@ const WIDEST: usize = 64;
 /// Vectors of a row that are summed at a time, over so many rows: those of all rows on the left then find them in the second cache.
 const VECTORS: usize = 4;
 const DEPTH: usize = 256;
+/// Rows that are asked for before they are needed.
+const AHEAD: usize = 8;
 
 impl SimdOp for Rows<'_, '_> {
     type Output = ();
@@ -129,6 +131,7 @@ fn tile<I: Isa, const M: usize>(
             let mut loaded = [ops.zero(); VECTORS];
             for (vector, loaded) in loaded.iter_mut().enumerate() {
                 *loaded = ops.load(&row[vector * width..]);
+                prefetch(row.as_ptr().wrapping_add(vector * width + AHEAD * b.row_stride));
             }
             for (sums, x) in sums.iter_mut().zip(x) {
                 let x = ops.splat(x[k]);
