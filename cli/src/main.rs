@@ -13,7 +13,7 @@
 //! | 3 | `plan --capacity`: no plan within it was found; `leaks`: the program failed |
 //! | 70 | a plan did not pass the verifier: our fault |
 //! | 126, 127 | `run`, `compare`, `leaks`: the program cannot be executed, or was not found |
-//! | 128 + signal | ended by a signal |
+//! | 128 + signal | ended by a signal; 141: nobody reads its output any more |
 //!
 //! Otherwise `run` and `compare` end as the program does.
 #![deny(unsafe_code)]

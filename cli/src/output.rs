@@ -96,6 +96,24 @@ fn resolved(path: &Path) -> Option<PathBuf> {
     Some(fs::canonicalize(directory).ok()?.join(path.file_name()?))
 }
 
+/// Exit status of who writes to a pipe that nobody reads: 128 and the number of SIGPIPE.
+const NOBODY_READS: i32 = 141;
+
+/// Writes a line to standard output. Where that is a pipe whose reader has gone (`| head`), the program ends, as others do; what else
+/// goes wrong there has no better place to be told.
+pub(crate) fn line(text: std::fmt::Arguments<'_>) {
+    match writeln!(io::stdout(), "{text}") {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(NOBODY_READS),
+        _ => {}
+    }
+}
+
+/// [`line`] of what `format!` takes.
+macro_rules! say {
+    ($($text:tt)*) => { crate::output::line(format_args!($($text)*)) };
+}
+pub(crate) use say;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,7 @@ use crate::process::{self, Ended, finish, stepalloc};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
@@ -117,6 +118,17 @@ fn a_wrong_result_is_seen_and_is_the_exit_status() {
     fs::copy(test.join("test_data_set_0/input_0.pb"), data.join("output_0.pb")).expect("a copy");
     let ended = model(["test", text(copy.path())]).with_status(1);
     assert_eq!(counts(&ended), [0, 1, 0], "{}", ended.out());
+}
+
+#[test]
+fn output_that_nobody_reads_ends_the_command_without_a_panic() {
+    let Some(exported) = exported() else { return without_onnx() };
+    let squeezenet = exported.path("light/light_squeezenet/model.onnx");
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = stepalloc(["model", "infer", text(&squeezenet), "--runs", "1"]);
+    let ended = command.stdout(writer).stderr(Stdio::piped()).output().expect("it starts");
+    assert_eq!((ended.status.code(), String::from_utf8_lossy(&ended.stderr).as_ref()), (Some(141), ""));
 }
 
 #[test]

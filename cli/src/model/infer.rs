@@ -8,7 +8,7 @@ use super::reload;
 use super::report::{self, About};
 use crate::counting;
 use crate::os::{Resident, Usage, forget_peak, mapped_of};
-use crate::output::{self, Output, OutputError};
+use crate::output::{self, Output, OutputError, say};
 use crate::size;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -253,10 +253,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         json.write(format!("{text:#}\n").as_bytes()).map_err(|error| error.to_string())?;
     } else if !arguments.report.as_deref().is_some_and(output::is_standard) {
         if let Some(found) = &found {
-            println!("{found}");
+            say!("{found}");
         }
-        println!("loaded in {load_ms:.1} ms, median of {} runs {run_ms:.3} ms", arguments.runs);
-        println!(
+        say!("loaded in {load_ms:.1} ms, median of {} runs {run_ms:.3} ms", arguments.runs);
+        say!(
             "arena {}, lower bound {}; {} tensors planned, {} of them in the place of another",
             size::show(figures.arena_bytes),
             size::show(figures.lower_bound_bytes),
@@ -264,16 +264,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             figures.inplace_tensors
         );
         if figures.unplanned_nodes > 0 {
-            println!(
+            say!(
                 "{} nodes have outputs whose sizes depend on elements, and take memory as they run",
                 figures.unplanned_nodes
             );
         }
-        println!(
+        say!(
             "the newest run: {allocations} allocations; page faults in a run from the third on: {faults} at most"
         );
         if let Some(profile) = &nodes {
-            print!("{}", profile::table(profile));
+            say!("{}", profile::table(profile).trim_end_matches('\n'));
         }
     }
     Ok(if reload::grows(&reloads) {

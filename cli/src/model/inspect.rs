@@ -2,6 +2,7 @@
 
 use super::inputs::{self, Given};
 use crate::output::Output;
+use crate::output::say;
 use crate::size;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -82,17 +83,17 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         .opsets
         .iter()
         .map(|(domain, version)| format!("{} {version}", if domain.is_empty() { "ai.onnx" } else { domain }));
-    println!(
+    say!(
         "made by {}; {}",
         if model.producer.is_empty() { "nobody it names" } else { &model.producer },
         opsets.collect::<Vec<_>>().join(", ")
     );
     for (what, ids) in [("input", inputs_of(graph)), ("output", graph.outputs.clone())] {
         for id in ids {
-            println!("{what:<7} {} {}", graph.values[id].name, declared(&graph.values[id]));
+            say!("{what:<7} {} {}", graph.values[id].name, declared(&graph.values[id]));
         }
     }
-    println!(
+    say!(
         "weights {} tensors: {} mapped from the file, {} copied",
         weights.len(),
         size::show(bytes(true)),
@@ -101,9 +102,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let mut counts: Vec<_> = operators.into_iter().collect();
     counts.sort_by_key(|&(name, count)| (std::cmp::Reverse(count), name));
     let counts: Vec<_> = counts.into_iter().map(|(name, count)| format!("{count} {name}")).collect();
-    println!("nodes   {}: {}", graph.nodes.len(), counts.join(", "));
+    say!("nodes   {}: {}", graph.nodes.len(), counts.join(", "));
     match figures {
-        Ok(figures) => println!(
+        Ok(figures) => say!(
             "plan    arena {}, lower bound {}; {} tensors, {} of them in the place of another; {} nodes computed beforehand, {} \
              left to run freely",
             size::show(figures.arena_bytes),
@@ -113,7 +114,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             figures.folded_nodes,
             figures.unplanned_nodes
         ),
-        Err(error) => println!("plan    none for these shapes: {error}"),
+        Err(error) => say!("plan    none for these shapes: {error}"),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -2,6 +2,7 @@
 
 use super::passes;
 use crate::output::Output;
+use crate::output::say;
 use crate::size;
 use serde_json::json;
 use std::path::PathBuf;
@@ -57,9 +58,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         return Ok(ExitCode::SUCCESS);
     }
     for (pass, count) in &changes.passes {
-        println!("{count:>6}  {pass}");
+        say!("{count:>6}  {pass}");
     }
-    println!(
+    say!(
         "nodes {} before, {} afterwards; {} before, {} afterwards",
         changes.nodes_before,
         changes.nodes_after,

@@ -1,6 +1,7 @@
 //! `model quantize`: a model with weights of 8 bits.
 
 use crate::output::Output;
+use crate::output::say;
 use crate::size;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -102,17 +103,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         *counts.entry(op).or_default() += 1;
     }
     let counts: Vec<_> = counts.iter().map(|(op, count)| format!("{op} {count}")).collect();
-    println!("quantized: {}", counts.join(", "));
+    say!("quantized: {}", counts.join(", "));
     for left in done.left.iter().take(NAMED) {
-        println!("left as it is: node {} ({}): {}", left.node, left.op, left.why);
+        say!("left as it is: node {} ({}): {}", left.node, left.op, left.why);
     }
     if done.left.len() > NAMED {
-        println!("left as they are: {} nodes more (--json names them)", done.left.len() - NAMED);
+        say!("left as they are: {} nodes more (--json names them)", done.left.len() - NAMED);
     }
-    println!(
-        "{} -> {}, {ratio:.2} times smaller",
-        size::show(done.bytes_before),
-        size::show(done.bytes_after)
-    );
+    say!("{} -> {}, {ratio:.2} times smaller", size::show(done.bytes_before), size::show(done.bytes_after));
     Ok(ExitCode::SUCCESS)
 }

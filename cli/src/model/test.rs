@@ -1,6 +1,7 @@
 //! `model test`: directories in the layout of ONNX's own tests.
 
 use super::passes;
+use crate::output::say;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use stepalloc_runtime::Model;
@@ -46,19 +47,19 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             Verdict::Passed => {
                 passed += 1;
                 if !arguments.quiet {
-                    println!("passed       {name}");
+                    say!("passed       {name}");
                 }
             }
             Verdict::Wrong(why) => {
                 wrong += 1;
-                println!("wrong        {name}: {why}");
+                say!("wrong        {name}: {why}");
             }
             Verdict::Unsupported(why) => {
                 unsupported += 1;
-                println!("unsupported  {name}: {why}");
+                say!("unsupported  {name}: {why}");
             }
         }
     }
-    println!("passed {passed}, wrong {wrong}, unsupported {unsupported}");
+    say!("passed {passed}, wrong {wrong}, unsupported {unsupported}");
     Ok(ExitCode::from(u8::from(wrong > 0)))
 }

@@ -15,14 +15,16 @@ use stepalloc_threads as threads;
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
     Some(Ok(match node.op {
-        "MatMul" if node.domain.is_empty() => Box::new(MatMul { transposed: [false; 2] }),
+        "MatMul" if node.domain.is_empty() => {
+            Box::new(MatMul { alpha: 1.0, transposed: [false; 2], rows_first: [false; 2] })
+        }
         "FusedMatMul" if node.domain == "com.microsoft" => {
-            let others = ["transBatchA", "transBatchB"].iter().any(|name| attributes.int(name, 0) != 0);
-            if others || attributes.float("alpha", 1.0) != 1.0 {
-                return Some(Err("its alpha, transBatchA or transBatchB is not known here".into()));
-            }
-            let transposed = ["transA", "transB"].map(|name| attributes.int(name, 0) != 0);
-            Box::new(MatMul { transposed })
+            let told = |names: [&str; 2]| names.map(|name| attributes.int(name, 0) != 0);
+            Box::new(MatMul {
+                alpha: attributes.float("alpha", 1.0),
+                transposed: told(["transA", "transB"]),
+                rows_first: told(["transBatchA", "transBatchB"]),
+            })
         }
         "Gemm" => Box::new(Gemm {
             alpha: attributes.float("alpha", 1.0),
@@ -49,11 +51,12 @@ pub(super) struct Batches {
 
 impl Batches {
     pub(super) fn new(a: &[usize], b: &[usize]) -> Result<Self, String> {
-        Self::turned(a, b, [false; 2])
+        Self::turned(a, b, [false; 2], true)
     }
 
-    /// The same of operands whose matrices are given turned; vectors are as they are.
-    fn turned(a: &[usize], b: &[usize], transposed: [bool; 2]) -> Result<Self, String> {
+    /// The same of operands whose matrices are given turned; vectors are as they are. `follow`: the left operand's matrices lie one
+    /// behind the other.
+    fn turned(a: &[usize], b: &[usize], transposed: [bool; 2], follow: bool) -> Result<Self, String> {
         let turn = |shape: &[usize], transposed: bool| -> SmallVec<[usize; 6]> {
             let mut shape = SmallVec::from_slice(shape);
             let rank = shape.len();
@@ -97,7 +100,7 @@ impl Batches {
             this.out.push(n);
         }
         // Rows of all matrices on the left times one on the right are one product.
-        let rows_follow = !transposed[0] || a_outer.iter().all(|&dim| dim == 1);
+        let rows_follow = follow && !transposed[0] || a_outer.iter().all(|&dim| dim == 1);
         if this.strides[1].iter().all(|&stride| stride == 0)
             && a_outer.len() == this.shape.len()
             && rows_follow
@@ -142,18 +145,55 @@ fn strides(outer: &[usize], rank: usize) -> SmallVec<[usize; 6]> {
 
 /// Products of the last two dimensions.
 struct MatMul {
+    /// What products are multiplied by.
+    alpha: f32,
     /// Whether either operand's matrices are given turned.
     transposed: [bool; 2],
+    /// Whether either operand has the rows of its matrices in front of the other dimensions.
+    rows_first: [bool; 2],
+}
+
+/// An operand: all of its matrices.
+struct Operand<'a, T> {
+    data: &'a [T],
+    /// How far matrices and rows are apart, as they lie.
+    stride: usize,
+    row_stride: usize,
+    /// Rows and columns as they lie.
+    sizes: [usize; 2],
+    transposed: bool,
+}
+
+impl<'a, T: Copy> Operand<'a, T> {
+    fn matrix(&self, index: usize) -> Matrix<'a, T> {
+        let [rows, cols] = self.sizes;
+        let data = self.data.get(index * self.stride..).unwrap_or_default();
+        let matrix = Matrix { data, rows, cols, row_stride: self.row_stride, col_stride: 1 };
+        if self.transposed { matrix.transposed() } else { matrix }
+    }
 }
 
 impl MatMul {
-    /// The matrix of an operand that has `rows` x `cols` when it is not turned any more.
-    fn matrix<'a, T: Copy>(&self, operand: usize, data: &'a [T], rows: usize, cols: usize) -> Matrix<'a, T> {
-        if self.transposed[operand] {
-            Matrix::new(data, cols, rows).transposed()
-        } else {
-            Matrix::new(data, rows, cols)
-        }
+    fn batches(&self, a: &[usize], b: &[usize]) -> Result<Batches, String> {
+        let shape = |index: usize, shape: &[usize]| -> SmallVec<[usize; 6]> {
+            let mut shape = SmallVec::from_slice(shape);
+            if let (true, Some(last)) = (self.rows_first[index], shape.len().checked_sub(1)) {
+                shape[..last].rotate_left(usize::from(last > 0));
+            }
+            shape
+        };
+        Batches::turned(&shape(0, a), &shape(1, b), self.transposed, !self.rows_first[0])
+    }
+
+    /// An operand whose matrices have `rows` x `cols` when they are not turned any more.
+    fn operand<'a, T: Copy>(&self, index: usize, data: &'a [T], rows: usize, cols: usize) -> Operand<'a, T> {
+        let transposed = self.transposed[index];
+        let [rows, cols] = if transposed { [cols, rows] } else { [rows, cols] };
+        let (stride, row_stride) = match self.rows_first[index] {
+            true => (cols, data.len() / rows.max(1)),
+            false => (rows * cols, cols),
+        };
+        Operand { data, stride, row_stride, sizes: [rows, cols], transposed }
     }
 
     /// All products of a batch, none of which is empty.
@@ -161,10 +201,13 @@ impl MatMul {
         let Batches { m, n, k, .. } = *batches;
         let (dtype, width) = (out.dtype, out.dtype.bytes());
         let multiply = |index: usize, out: &mut [u8]| {
-            let [a_at, b_at] = batches.operands(index);
-            let a = self.matrix(0, &a[a_at * m * k * width..][..m * k * width], m, k);
-            let b = self.matrix(1, &b[b_at * k * n * width..][..k * n * width], k, n);
-            product_of(dtype, out, a, b, false)
+            by_width!(dtype, T => {
+                let [a_at, b_at] = batches.operands(index);
+                let a = self.operand::<T>(0, bytemuck::cast_slice(a), m, k).matrix(a_at);
+                let b = self.operand::<T>(1, bytemuck::cast_slice(b), k, n).matrix(b_at);
+                product_of(dtype, out, a.bytes(), b.bytes(), false)?;
+            });
+            if self.alpha == 1.0 { Ok(()) } else { scale(dtype, out, self.alpha) }
         };
         let (many, size) = (batches.len(), m * n * width);
         if many == 1 || many.saturating_mul(m * n).saturating_mul(k) < PARALLEL {
@@ -182,12 +225,12 @@ impl Operator for MatMul {
         if a.dtype != b.dtype {
             return Err(format!("{a} and {b} have elements of two types").into());
         }
-        Ok(vec![typed(a.dtype, Batches::turned(&a.shape, &b.shape, self.transposed)?.out.into_vec())?])
+        Ok(vec![typed(a.dtype, self.batches(&a.shape, &b.shape)?.out.into_vec())?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
         let (Some(a), Some(b)) = (inputs.opt(0), inputs.opt(1)) else { return 0 };
-        match Batches::turned(&a.shape, &b.shape, self.transposed) {
+        match self.batches(&a.shape, &b.shape) {
             Ok(batches) if is_half(a.dtype) => Panels::new::<f32>(batches.m, batches.n, batches.k).scratch(),
             _ => 0,
         }
@@ -195,7 +238,7 @@ impl Operator for MatMul {
 
     fn packs(&self, inputs: &Known<'_>) -> Option<PackSpec> {
         let (a, b) = (inputs.opt(0)?, inputs.opt(1)?);
-        let batches = Batches::turned(&a.shape, &b.shape, self.transposed).ok()?;
+        let batches = self.batches(&a.shape, &b.shape).ok().filter(|_| !self.rows_first[1])?;
         let transposed = self.transposed[1] && b.rank() > 1;
         (batches.len() == 1)
             .then(|| worth_packing(a.dtype, [batches.m, batches.n, batches.k], transposed))
@@ -204,7 +247,7 @@ impl Operator for MatMul {
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let (a, b, out) = (call.input(0)?, call.input(1)?, call.output(0)?);
-        let batches = Batches::turned(a.shape, b.shape, self.transposed)?;
+        let batches = self.batches(a.shape, b.shape)?;
         if out.bytes.is_empty() {
             return Ok(());
         }
@@ -213,9 +256,9 @@ impl Operator for MatMul {
             let Batches { m, k, .. } = batches;
             return gemm_packed(
                 out.elements(),
-                self.matrix(0, a.elements(), m, k),
+                self.operand(0, a.elements(), m, k).matrix(0),
                 matrix(prepacked)?,
-                (1.0, 0.0),
+                (self.alpha, 0.0),
                 None,
             );
         }
@@ -228,15 +271,24 @@ impl Operator for MatMul {
             let panels = Panels::new::<f32>(m, n, k);
             for (index, out) in out.chunks_exact_mut(m * n).enumerate() {
                 let [a_at, b_at] = batches.operands(index);
-                let a = self.matrix(0, &a.elements::<T>()[a_at * m * k..][..m * k], m, k);
-                let b = self.matrix(1, &b.elements::<T>()[b_at * k * n..][..k * n], k, n);
+                let a = self.operand(0, a.elements::<T>(), m, k).matrix(a_at);
+                let b = self.operand(1, b.elements::<T>(), k, n).matrix(b_at);
                 panels.multiply(scratch, [m, n, k], &load_halves(a), &load_halves(b), &mut |row, col, sums: &[f32]| {
-                    out[row * n + col..].iter_mut().zip(sums).for_each(|(to, &sum)| *to = T::narrow(sum));
+                    out[row * n + col..].iter_mut().zip(sums).for_each(|(to, &sum)| *to = T::narrow(sum * self.alpha));
                 })?;
             }
             Ok(())
         }, Err(no(out.dtype)))
     }
+}
+
+/// Multiplies all elements by a number.
+fn scale(dtype: DataType, elements: &mut [u8], number: f32) -> Result<(), String> {
+    by_type!(dtype, [F32, F64], T => {
+        let elements: &mut [T] = bytemuck::cast_slice_mut(elements);
+        elements.iter_mut().for_each(|x| *x = T::from_f64(x.to_f64() * f64::from(number)));
+        Ok(())
+    }, Err(no(dtype)))
 }
 
 /// The packed matrix of a constant factor.
@@ -390,6 +442,9 @@ impl Operator for Gemm {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trial::{Trial, close, floats, numbers, tensor};
+    use stepalloc_graph::Attribute;
+    use stepalloc_tensor::Tensor;
 
     #[test]
     fn batches_broadcast_and_fold() {
@@ -399,10 +454,61 @@ mod tests {
         let folded = Batches::new(&[2, 7, 3, 4], &[4, 6]).unwrap();
         assert_eq!((folded.m, folded.len(), folded.out.as_slice()), (42, 1, &[2, 7, 3, 6][..]));
         // Rows of matrices that are given turned do not follow each other.
-        let turned = Batches::turned(&[2, 4, 3], &[5, 4], [true; 2]).unwrap();
+        let turned = Batches::turned(&[2, 4, 3], &[5, 4], [true; 2], true).unwrap();
         assert_eq!((turned.m, turned.n, turned.len(), turned.out.as_slice()), (3, 5, 2, &[2, 3, 5][..]));
         let empty = Batches::new(&[4], &[0, 4, 2]).unwrap();
         assert_eq!((empty.out.as_slice(), empty.len()), (&[0, 2][..], 0));
         assert!(Batches::new(&[], &[1]).is_err() && Batches::new(&[2, 3], &[4, 2]).is_err());
+    }
+
+    /// Dimensions in another order.
+    fn transposed(from: &Tensor, order: &[usize]) -> Tensor {
+        let shape = &from.ty().shape;
+        let to: Vec<_> = order.iter().map(|&axis| shape[axis]).collect();
+        let elements = (0..from.ty().elements()).map(|index| {
+            let mut rest = index;
+            let mut at = vec![0; shape.len()];
+            for (place, &size) in to.iter().enumerate().rev() {
+                at[order[place]] = rest % size;
+                rest /= size;
+            }
+            floats(from)[at.iter().zip(shape).fold(0, |all, (at, size)| all * size + at)]
+        });
+        tensor(&to, &elements.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn fused_products_are_those_of_matrices_that_lie_otherwise() {
+        let (a, b) = (numbers(&[2, 3, 4, 5], 1), numbers(&[2, 3, 5, 6], 2));
+        let plain = Trial::new("MatMul", &[], [&a, &b]).run().expect("it runs").remove(0);
+        let wanted: Vec<_> = floats(&plain).iter().map(|x| x * 0.25).collect();
+        for told in 0..16 {
+            let [trans_a, trans_b, batch_a, batch_b] = std::array::from_fn(|bit| told >> bit & 1 == 1);
+            let lay = |from: &Tensor, turned: bool, rows_first: bool| {
+                let from = if turned { transposed(from, &[0, 1, 3, 2]) } else { from.clone() };
+                if rows_first { transposed(&from, &[2, 0, 1, 3]) } else { from }
+            };
+            let flags = [
+                ("transA", trans_a),
+                ("transB", trans_b),
+                ("transBatchA", batch_a),
+                ("transBatchB", batch_b),
+            ];
+            let mut attributes: Vec<_> =
+                flags.iter().map(|&(name, on)| (name, Attribute::Int(on.into()))).collect();
+            attributes.push(("alpha", Attribute::Float(0.25)));
+            let inputs = [lay(&a, trans_a, batch_a), lay(&b, trans_b, batch_b)];
+            let trial = Trial { domain: "com.microsoft", ..Trial::new("FusedMatMul", &attributes, inputs) };
+            let made = trial.run().expect("it runs").remove(0);
+            assert_eq!(made.ty().shape, [2, 3, 4, 6], "{flags:?}");
+            assert!(close(floats(&made), &wanted), "{flags:?}");
+        }
+        // One matrix on the right for all on the left.
+        let one = numbers(&[5, 6], 3);
+        let plain = Trial::new("MatMul", &[], [&a, &one]).run().expect("it runs").remove(0);
+        let inputs = [transposed(&a, &[2, 0, 1, 3]), one];
+        let told = [("transBatchA", Attribute::Int(1))];
+        let trial = Trial { domain: "com.microsoft", ..Trial::new("FusedMatMul", &told, inputs) };
+        assert!(close(floats(&trial.run().expect("it runs")[0]), floats(&plain)));
     }
 }

@@ -6,6 +6,7 @@ use crate::mapped::{Copied, Order, copied, reordered};
 use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 use bytes::Bytes;
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
@@ -313,6 +314,20 @@ impl Tensor {
             }
             _ => None,
         }
+    }
+
+    /// Halves as f32; `None` of other types.
+    pub fn widened(&self) -> Option<Self> {
+        let read = self.in_passing();
+        let view = read.as_ref().unwrap_or(self).view();
+        let mut made = Self::zeroed(Type::new(DataType::F32, &*self.ty.shape)?);
+        let to = made.view_mut().elements();
+        match view.dtype {
+            DataType::F16 => view.elements::<f16>().convert_to_f32_slice(to),
+            DataType::BF16 => view.elements::<bf16>().convert_to_f32_slice(to),
+            _ => return None,
+        }
+        Some(made)
     }
 
     /// Whether nothing has to be copied for a view of it.

@@ -2,7 +2,8 @@
 
 use super::sketch::Sketch;
 use stepalloc_graph::Attribute;
-use stepalloc_runtime::{Bool, Level, Model, Node, Optimization, Tensor};
+use stepalloc_runtime::{Bool, DataType, Level, Model, Node, Optimization, Options, Session, Tensor};
+use stepalloc_tensor::f16;
 
 const NONE: [&str; 0] = [];
 
@@ -330,4 +331,60 @@ fn weights_that_went_into_others_are_gone() {
     let again = Model::from_bytes(model.to_bytes().expect("it can be written")).expect("a model");
     assert_eq!(again.graph.nodes.len(), 1);
     assert_eq!(Sketch::new(13).input("x", &[1]).output("x").left(&NONE), NONE);
+}
+
+fn halves(shape: &[usize], from: f32) -> Tensor {
+    let count = shape.iter().product::<usize>();
+    let elements: Vec<_> = (0..count).map(|at| f16::from_f32(from + at as f32 / 64.0)).collect();
+    Tensor::from_elements(shape, &elements).expect("as many as the shape says")
+}
+
+#[test]
+fn halves_are_computed_as_f32_and_are_halves_outside() {
+    let model = |told: &[(&str, Attribute)]| {
+        Sketch::new(13)
+            .input("x", &[-1, 4])
+            .declared("x", DataType::F16)
+            .tensor("w", halves(&[4, 4], -1.0))
+            .node("MatMul", "x w", "a")
+            .node_with("Constant", "", "one", &[("value", Attribute::Tensor(halves(&[1], 1.0).into()))])
+            .node("Add", "a one", "b")
+            .node_with("Cast", "b", "c", &[("to", Attribute::Int(DataType::F32 as i64))])
+            .node_with("Cast", "c", "d", &[("to", Attribute::Int(DataType::F16 as i64))])
+            .node("Relu", "d", "y")
+            .node_with("ConstantOfShape", "s", "z", told)
+            .ints("s", &[3])
+            .declared("y", DataType::F16)
+            .declared("z", DataType::F16)
+            .output("y")
+            .output("z")
+            .output("x")
+            .model()
+    };
+    let model = model(&[("value", Attribute::Tensor(halves(&[1], 2.0).into()))]);
+    let session = Session::new(&model);
+    let x = halves(&[3, 4], -0.5);
+    let run = |session: &Session| session.run(&[("x", x.view())]).expect("it runs");
+    let wanted =
+        run(&Session::with_options(&model, Options::new().optimization(&Optimization::new(Level::Disable))));
+    for ((name, wanted), (_, made)) in wanted.iter().zip(run(&session)) {
+        assert_eq!((made.ty(), made.ty().dtype), (wanted.ty(), DataType::F16), "{name}");
+        let (wanted, made) = (wanted.view().elements::<f16>(), made.view().elements::<f16>());
+        assert!(wanted.iter().zip(made).all(|(a, b)| (a.to_f32() - b.to_f32()).abs() <= 2e-3), "{name}");
+    }
+    assert_eq!(session.changes().passes.iter().find(|(name, _)| *name == "halves"), Some(&("halves", 1)));
+    let saved =
+        Model::from_bytes(model.optimize(&Optimization::default()).0.to_bytes().expect("it can be written"));
+    let kept =
+        saved.expect("a model").graph.weights().iter().any(|tensor| tensor.ty().dtype == DataType::F16);
+    assert!(kept, "what is written keeps its halves");
+}
+
+#[test]
+fn numbers_at_random_in_halves_stay() {
+    let sketch = Sketch::new(13).input("x", &[4]).declared("x", DataType::F16);
+    let told = [("dtype", Attribute::Int(DataType::F16 as i64))];
+    let model = sketch.node_with("RandomNormalLike", "x", "r", &told).node("Add", "x r", "y");
+    let model = model.declared("y", DataType::F16).output("y").model();
+    assert!(Session::new(&model).changes().passes.iter().all(|(name, _)| *name != "halves"));
 }

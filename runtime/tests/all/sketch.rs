@@ -45,6 +45,14 @@ impl Sketch {
         self
     }
 
+    /// What an input or output is declared as, instead of float32.
+    pub(crate) fn declared(mut self, name: &str, dtype: DataType) -> Self {
+        let id = self.id(name);
+        let declared = self.graph.values[id].declared.get_or_insert(Declared { dtype, dims: None });
+        declared.dtype = dtype;
+        self
+    }
+
     /// Numbers between -1 and 1, the same each time.
     pub(crate) fn numbers(&mut self, shape: &[usize]) -> Tensor {
         let mut next = || {

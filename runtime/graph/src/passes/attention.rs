@@ -1,4 +1,4 @@
-//! `MatMul`, `Softmax` and `MatMul` become one attention, with the scale, the mask and the transpositions around them.
+//! `MatMul` (or `FusedMatMul`), `Softmax` and `MatMul` become one attention, with the scale, the mask and the transpositions around them.
 //!
 //! Scores then are in memory for some queries at a time only, and keys and values are read where they lie: behind a `Transpose`, or in
 //! front of nodes that repeat them for groups of heads.
@@ -29,8 +29,9 @@ struct Operand {
 /// What is done to scores before the softmax.
 struct Scores {
     q: ValueId,
-    /// Keys, columns being rows.
-    k_transposed: ValueId,
+    /// Keys; their columns are rows if they are transposed.
+    k: ValueId,
+    k_transposed: bool,
     scale: f64,
     mask: Option<Mask>,
     /// Places of its nodes.
@@ -59,7 +60,10 @@ fn fuse(editor: &mut Editor, at: usize) -> Option<()> {
     let scores = editor.node(softmax)?.input(0)?;
     let mut found = masked(editor, scores, softmax)?;
     let (q, q_scale) = unscaled(editor, found.q, &mut found.places);
-    let (k, k_scale) = keys(editor, found.k_transposed, &mut found.places)?;
+    let (k, k_scale) = match found.k_transposed {
+        true => transposed_keys(editor, found.k, &mut found.places)?,
+        false => keys(editor, found.k, &mut found.places),
+    };
     let (q, v) = (operand(editor, q), unrepeated(editor, v));
     let scale = found.scale * q_scale * k_scale;
     fits(editor, [q, k, v], scores)?;
@@ -146,10 +150,21 @@ fn masked(editor: &Editor, id: ValueId, user: usize) -> Option<Scores> {
 fn products(editor: &Editor, id: ValueId, user: usize) -> Option<Scores> {
     let mut places = Vec::new();
     let (id, scale, user) = scaled(editor, id, user, &mut places);
-    let at = made_for(editor, id, "MatMul", user)?;
-    let [Some(q), Some(k_transposed)] = editor.node(at)?.inputs[..] else { return None };
+    let at = editor.maker(id).filter(|_| editor.only_user(id) == Some(user))?;
+    let node = editor.node(at)?;
+    let [Some(q), Some(k)] = node.inputs[..] else { return None };
+    let (alpha, k_transposed) = match (&*node.domain, &*node.op_type) {
+        ("", "MatMul") => (1.0, true),
+        // What was fused already.
+        ("com.microsoft", "FusedMatMul") => {
+            let told = |name: &str| node.attributes.int(name, 0) != 0;
+            let others = ["transA", "transBatchA", "transBatchB"].into_iter().any(told);
+            (node.attributes.float("alpha", 1.0), (!others).then(|| !told("transB"))?)
+        }
+        _ => return None,
+    };
     places.push(at);
-    Some(Scores { q, k_transposed, scale, mask: None, places })
+    Some(Scores { q, k, k_transposed, scale: scale * f64::from(alpha), mask: None, places })
 }
 
 /// What is multiplied by numbers for `user` alone, by which number, and the node that needs it.
@@ -200,14 +215,19 @@ fn unscaled(editor: &Editor, id: ValueId, places: &mut Vec<usize>) -> (ValueId, 
 }
 
 /// Keys whose rows are columns, as keys, without numbers they are multiplied by. Transpositions stay for others who need them.
-fn keys(editor: &Editor, id: ValueId, places: &mut Vec<usize>) -> Option<(Operand, f64)> {
+fn transposed_keys(editor: &Editor, id: ValueId, places: &mut Vec<usize>) -> Option<(Operand, f64)> {
     let (id, outer) = unscaled(editor, id, places);
     if let Some(id) = transposed(editor, id, [0, 2, 3, 1]) {
         return Some((Operand { id, rows_first: true }, outer));
     }
-    let id = transposed(editor, id, [0, 1, 3, 2])?;
-    let (id, inner) = unscaled(editor, id, places);
-    Some((unrepeated(editor, id), outer * inner))
+    let (keys, inner) = keys(editor, transposed(editor, id, [0, 1, 3, 2])?, places);
+    Some((keys, outer * inner))
+}
+
+/// Keys without numbers they are multiplied by.
+fn keys(editor: &Editor, id: ValueId, places: &mut Vec<usize>) -> (Operand, f64) {
+    let (id, scale) = unscaled(editor, id, places);
+    (unrepeated(editor, id), scale)
 }
 
 /// Keys or values that are repeated for groups of heads, before they are: [B, H, S, D] of [B, H, 1, S, D], copied to [B, H, n, S, D].

@@ -15,6 +15,7 @@ mod duplicates;
 mod edit;
 mod facts;
 mod gemm;
+mod halves;
 mod layer_norm;
 mod no_ops;
 mod opset;
@@ -82,8 +83,12 @@ const fn in_sessions(name: &'static str, what: &'static str, run: fn(&mut Editor
 /// Raises the version of the whole model, not of one graph.
 const RAISE: &str = "raise-opset";
 
+/// Changes the whole graph, before others.
+const HALVES: &str = "halves";
+
 /// All passes, in the order in which they run.
 pub const PASSES: &[Pass] = &[
+    in_sessions(HALVES, "halves become f32, weights once and not in each run", |_| 0),
     basic("constant-folding", "nodes whose inputs are all known become weights", constants::run),
     basic("known-branches", "an If whose condition is known is replaced by its branch", branches::run),
     basic(
@@ -186,6 +191,10 @@ impl Optimization {
         self
     }
 
+    fn has_named(&self, name: &str) -> bool {
+        PASSES.iter().any(|pass| pass.name == name && self.has(pass))
+    }
+
     fn has(&self, pass: &Pass) -> bool {
         pass.level <= self.level
             && (self.for_sessions || !pass.in_sessions)
@@ -213,12 +222,19 @@ impl Model {
         if optimization.level > Level::Disable {
             // Weights that passes replace go at once, if nobody else has the model.
             let mut graph = Arc::unwrap_or_clone(std::mem::take(&mut self.graph));
+            if optimization.has_named(HALVES)
+                && let Some(widened) = halves::widen(&graph, &self.registry)
+            {
+                graph = widened;
+                *done.counts.entry(HALVES).or_default() += 1;
+            }
             let basic = Optimization { level: Level::Basic, ..optimization.clone() };
             graph = optimize(graph, &[], &basic, self.opset(), false, &mut done);
             if optimization.level > Level::Basic {
-                let may_raise = PASSES.iter().any(|pass| pass.name == RAISE && optimization.has(pass));
-                if let Some(raised) =
-                    may_raise.then(|| opset::raise(&graph, self.opset(), &self.registry)).flatten()
+                if let Some(raised) = optimization
+                    .has_named(RAISE)
+                    .then(|| opset::raise(&graph, self.opset(), &self.registry))
+                    .flatten()
                 {
                     graph = raised;
                     self.opsets.retain(|(domain, _)| !matches!(domain.as_str(), "" | "ai.onnx"));

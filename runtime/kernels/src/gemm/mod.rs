@@ -55,7 +55,8 @@ impl<'a, T: Copy> Matrix<'a, T> {
         Self { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
     }
 
-    fn bytes(self) -> Matrix<'a, u8>
+    /// The same as bytes; strides stay those of elements.
+    pub fn bytes(self) -> Matrix<'a, u8>
     where
         T: Pod,
     {
