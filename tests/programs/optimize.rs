@@ -95,7 +95,10 @@ fn errors_say_what_there_is() {
     let path = exported.path("node/test_add/model.onnx");
     for (arguments, said) in [
         (vec!["-o", "/nowhere/out.onnx"], "/nowhere/out.onnx"),
-        (vec!["-o", "/dev/null", "--disable", "conv"], "there is no pass conv; passes are constant-folding"),
+        (
+            vec!["-o", "/dev/null", "--disable", "conv"],
+            "there is no pass conv; passes are halves, constant-folding",
+        ),
         (vec!["-o", "/dev/null", "--level", "most"], "disable, basic, extended, all"),
         (vec!["-o", "/dev/null", "--fold-limit", "much"], "whole number of bytes"),
         (vec![], "--output"),

@@ -27,6 +27,8 @@ pub struct Binding<'s> {
     outputs: Outputs,
     /// Outputs that become inputs of the next run, by number.
     fed_back: Vec<(usize, usize)>,
+    /// For each output: whether it does.
+    is_fed_back: Vec<bool>,
     /// What the inputs are planned as; forgotten when one of another type is bound.
     planned: Option<Chosen>,
 }
@@ -39,6 +41,7 @@ impl<'s> Binding<'s> {
             inputs: vec![None; graph.inputs.len()],
             outputs: Outputs::new(graph.outputs.len(), &session.executor().arenas()),
             fed_back: Vec::new(),
+            is_fed_back: vec![false; graph.outputs.len()],
             planned: None,
         }
     }
@@ -82,6 +85,7 @@ impl<'s> Binding<'s> {
             return Err(Error::Argument("an output or input is fed back already".into()));
         }
         self.fed_back.push((output, input));
+        self.is_fed_back[output] = true;
         Ok(())
     }
 
@@ -174,9 +178,7 @@ impl<'s> Binding<'s> {
                 self.planned.insert(session.executor().choose(&views)?)
             }
         };
-        let mut fed_back = vec![false; self.outputs.tensors.len()];
-        self.fed_back.iter().for_each(|&(output, _)| fed_back[output] = true);
-        session.executor().run_in(chosen, inputs, &fed_back, &mut self.outputs, options)
+        session.executor().run_in(chosen, inputs, &self.is_fed_back, &mut self.outputs, options)
     }
 }
 

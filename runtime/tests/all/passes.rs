@@ -388,3 +388,43 @@ fn numbers_at_random_in_halves_stay() {
     let model = model.declared("y", DataType::F16).output("y").model();
     assert!(Session::new(&model).changes().passes.iter().all(|(name, _)| *name != "halves"));
 }
+
+#[test]
+fn weights_that_only_meet_the_padding_are_left_out() {
+    let sizes = |model: &Model| {
+        let weight =
+            model.graph.weights().into_iter().find(|weight| weight.ty().rank() == 4).expect("a weight");
+        weight.ty().shape[2..].to_vec()
+    };
+    // Planes of 5 x 6, window, stride, dilation, padding in front and behind, and the window that is left.
+    let cases: [([usize; 2], i64, i64, [i64; 4], [usize; 2]); 8] = [
+        ([3, 3], 1, 8, [8; 4], [1, 1]),
+        ([3, 3], 1, 5, [5; 4], [1, 3]),
+        ([3, 3], 1, 4, [4; 4], [3, 3]),
+        ([5, 5], 1, 3, [6; 4], [3, 3]),
+        ([3, 3], 4, 6, [6; 4], [1, 1]),
+        // More padding than the window needs.
+        ([3, 3], 1, 8, [9, 8, 8, 8], [1, 1]),
+        // Padding on one side only: what is in front of it stays.
+        ([2, 2], 1, 7, [7, 7, 0, 0], [1, 1]),
+        ([2, 2], 1, 7, [0, 0, 7, 7], [1, 1]),
+    ];
+    for (kernel, stride, dilation, pads, left) in cases {
+        let told = [
+            ("dilations", Attribute::Ints(vec![dilation; 2])),
+            ("strides", Attribute::Ints(vec![stride; 2])),
+            ("pads", Attribute::Ints(pads.to_vec())),
+        ];
+        let sketch = |rows: i64| {
+            let sketch =
+                Sketch::new(13).input("x", &[-1, 2, rows, 6]).weight("w", &[3, 2, kernel[0], kernel[1]]);
+            sketch.weight("b", &[3]).node_with("Conv", "x w b", "y", &told).output("y")
+        };
+        assert_eq!(sketch(5).left(&["conv-taps"]), ["Conv"]);
+        let (model, _) = sketch(5).model().optimize(&Optimization::new(Level::Basic));
+        assert_eq!(sizes(&model), left, "{kernel:?} {stride} {dilation} {pads:?}");
+        // Planes of any height.
+        let (model, changes) = sketch(-1).model().optimize(&Optimization::new(Level::Basic));
+        assert_eq!((sizes(&model), changes.passes.len()), (kernel.to_vec(), 0));
+    }
+}

@@ -20,6 +20,7 @@ mod layer_norm;
 mod no_ops;
 mod opset;
 mod product;
+mod taps;
 mod unused;
 mod views;
 
@@ -106,6 +107,7 @@ pub const PASSES: &[Pass] = &[
     basic("conv-mul", "a product by constants after Conv goes into its weights", affine::mul),
     basic("conv-add", "a sum with constants after Conv becomes its bias", affine::add),
     basic("conv-input", "a product and a sum with one number before Conv go into its weights", affine::input),
+    basic("conv-taps", "weights of Conv that only ever meet the padding are left out", taps::run),
     basic("gemm-batchnorm", "BatchNormalization after Gemm goes into its weights", gemm::batchnorm),
     basic("matmul-add", "MatMul and Add of matrices become Gemm", gemm::matmul_add),
     basic("unused-nodes", "nodes that nobody needs are left out", unused::run),
