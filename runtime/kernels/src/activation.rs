@@ -46,21 +46,23 @@ impl Activation {
 
     /// Applies it to each element.
     pub fn apply<W: Real>(self, row: &mut [W]) {
-        let each = |row: &mut [W], f: &dyn Fn(W) -> W| row.iter_mut().for_each(|x| *x = f(*x));
+        fn each<W: Copy>(row: &mut [W], f: impl Fn(W) -> W) {
+            row.iter_mut().for_each(|x| *x = f(*x));
+        }
         let (zero, one, w) = (W::default(), W::ONE, |x: f32| W::from_f64(x.into()));
         match self {
             Self::Tanh => W::tanh(row),
             Self::Sigmoid => W::sigmoid(row),
             Self::Relu => row.iter_mut().for_each(|x| *x = if *x < zero { zero } else { *x }),
-            Self::Affine(a, b) => each(row, &|x| w(a) * x + w(b)),
-            Self::LeakyRelu(a) => each(row, &|x| if x < zero { w(a) * x } else { x }),
-            Self::ThresholdedRelu(a) => each(row, &|x| if x < w(a) { zero } else { x }),
+            Self::Affine(a, b) => each(row, |x| w(a) * x + w(b)),
+            Self::LeakyRelu(a) => each(row, |x| if x < zero { w(a) * x } else { x }),
+            Self::ThresholdedRelu(a) => each(row, |x| if x < w(a) { zero } else { x }),
             Self::ScaledTanh(a, b) => {
-                each(row, &|x| w(b) * x);
+                each(row, |x| w(b) * x);
                 W::tanh(row);
-                each(row, &|x| w(a) * x);
+                each(row, |x| w(a) * x);
             }
-            Self::HardSigmoid(a, b) => each(row, &|x| {
+            Self::HardSigmoid(a, b) => each(row, |x| {
                 let x = w(a) * x + w(b);
                 if x < zero {
                     zero
@@ -70,9 +72,9 @@ impl Activation {
                     x
                 }
             }),
-            Self::Elu(a) => each(row, &|x| if x < zero { w(a) * (x.exp() - one) } else { x }),
-            Self::Softsign => each(row, &|x| x / (one + if x < zero { zero - x } else { x })),
-            Self::Softplus => each(row, &|x| x.softplus()),
+            Self::Elu(a) => each(row, |x| if x < zero { w(a) * (x.exp() - one) } else { x }),
+            Self::Softsign => each(row, |x| x / (one + if x < zero { zero - x } else { x })),
+            Self::Softplus => each(row, |x| x.softplus()),
         }
     }
 }

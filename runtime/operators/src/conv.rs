@@ -66,15 +66,10 @@ impl Finish {
 
     fn apply(&self, row: &mut [f32]) {
         match *self {
-            // NaN stays what it is.
+            // NaN stays what it is, and of crossed bounds the upper one holds. Each is written, whatever it is: vectors have no branches.
             Self::Bounds(least, most) => row.iter_mut().for_each(|x| {
-                if *x < least {
-                    *x = least;
-                }
-                // Of crossed bounds the upper one holds.
-                if *x > most {
-                    *x = most;
-                }
+                let raised = if *x < least { least } else { *x };
+                *x = if raised > most { most } else { raised };
             }),
             Self::Function(function) => function.apply(row),
         }

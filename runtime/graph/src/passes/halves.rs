@@ -23,6 +23,9 @@ fn tells_half(attribute: &Attribute) -> bool {
 
 /// The graph with f32 in the place of halves; `None` where there are none, or it is not known of each value whether it is.
 pub(super) fn widen(graph: &Graph, registry: &Registry) -> Option<Graph> {
+    if !has_some(graph) {
+        return None;
+    }
     let facts = Facts::new(graph, &[], false);
     let is_there = |&id: &ValueId| graph.values[id].constant.is_some();
     if graph.nodes.iter().any(|node| node.graphs().next().is_some()) || graph.inputs.iter().any(is_there) {
@@ -89,6 +92,21 @@ pub(super) fn widen(graph: &Graph, registry: &Registry) -> Option<Graph> {
         }
     }
     Some(widened)
+}
+
+/// Whether halves come in, are held, or are made of something else.
+fn has_some(graph: &Graph) -> bool {
+    let of_value = |value: &Value| {
+        let held = value.constant.as_ref().map(|constant| constant.ty().dtype);
+        held.or(value.declared.as_ref().map(|declared| declared.dtype)).is_some_and(is_half)
+    };
+    let of_node = |node: &Node| {
+        node.attributes.0.iter().any(|(name, attribute)| match attribute {
+            Attribute::Tensor(tensor) => is_half(tensor.ty().dtype),
+            _ => TOLD.contains(&name.as_str()) && tells_half(attribute),
+        })
+    };
+    graph.values.iter().any(of_value) || graph.nodes.iter().any(of_node)
 }
 
 /// The version of `Cast` that is put in.

@@ -267,30 +267,43 @@ struct Band<'a> {
 }
 
 impl Band<'_> {
+    /// All places, `V` vectors of them at a time; what is left at the end, as few as it has.
     #[inline(always)]
     fn compute<I: Isa, const V: usize>(&mut self, isa: I) {
-        let tile = V * isa.f32().len();
+        let width = isa.f32().len();
         // The last row has no padding behind it.
         let end = (self.rows.len() - 1) * self.frame.pitch + self.frame.width;
-        let filters = self.w.len() / self.depth;
-        for at in (0..end).step_by(tile) {
-            let count = tile.min(end - at);
-            // Many filters meet these elements, which are far from each other: they are laid side by side.
-            let packed = count < tile && self.frame.is_input
-                || filters > if self.frame.is_input { 2 * FILTERS } else { 4 * FILTERS };
-            if packed {
-                self.pack::<I, V>(isa, at, count);
+        for at in (0..end).step_by(V * width) {
+            let count = (V * width).min(end - at);
+            match count.div_ceil(width) {
+                1 => self.strip::<I, 1>(isa, at, count),
+                2 => self.strip::<I, 2>(isa, at, count),
+                3 if V == 4 => self.strip::<I, 3>(isa, at, count),
+                3 | 4 if V > 4 => self.strip::<I, 4>(isa, at, count),
+                _ => self.strip::<I, V>(isa, at, count),
             }
-            for first in (0..filters).step_by(FILTERS) {
-                let range = first..(first + FILTERS).min(filters);
-                match range.len() {
-                    1 => self.tile::<I, 1, V>(isa, at, count, first, packed),
-                    2 => self.tile::<I, 2, V>(isa, at, count, first, packed),
-                    3 => self.tile::<I, 3, V>(isa, at, count, first, packed),
-                    4 => self.tile::<I, 4, V>(isa, at, count, first, packed),
-                    5 => self.tile::<I, 5, V>(isa, at, count, first, packed),
-                    _ => self.tile::<I, FILTERS, V>(isa, at, count, first, packed),
-                }
+        }
+    }
+
+    /// All filters at some places.
+    #[inline(always)]
+    fn strip<I: Isa, const V: usize>(&mut self, isa: I, at: usize, count: usize) {
+        let filters = self.w.len() / self.depth;
+        // Many filters meet these elements, which are far from each other: they are laid side by side.
+        let packed = count < V * isa.f32().len() && self.frame.is_input
+            || filters > if self.frame.is_input { 2 * FILTERS } else { 4 * FILTERS };
+        if packed {
+            self.pack::<I, V>(isa, at, count);
+        }
+        for first in (0..filters).step_by(FILTERS) {
+            let range = first..(first + FILTERS).min(filters);
+            match range.len() {
+                1 => self.tile::<I, 1, V>(isa, at, count, first, packed),
+                2 => self.tile::<I, 2, V>(isa, at, count, first, packed),
+                3 => self.tile::<I, 3, V>(isa, at, count, first, packed),
+                4 => self.tile::<I, 4, V>(isa, at, count, first, packed),
+                5 => self.tile::<I, 5, V>(isa, at, count, first, packed),
+                _ => self.tile::<I, FILTERS, V>(isa, at, count, first, packed),
             }
         }
     }
