@@ -397,8 +397,8 @@ fn weights_that_only_meet_the_padding_are_left_out() {
         weight.ty().shape[2..].to_vec()
     };
     // Planes of 5 x 6, window, stride, dilation, padding in front and behind, and the window that is left.
-    let cases: [([usize; 2], i64, i64, [i64; 4], [usize; 2]); 8] = [
-        ([3, 3], 1, 8, [8; 4], [1, 1]),
+    let cases = [
+        ([3, 3], 1, 8i64, [8i64; 4], [1, 1]),
         ([3, 3], 1, 5, [5; 4], [1, 3]),
         ([3, 3], 1, 4, [4; 4], [3, 3]),
         ([5, 5], 1, 3, [6; 4], [3, 3]),
