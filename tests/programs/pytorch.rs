@@ -184,6 +184,8 @@ fn recommender_trains_alike_from_a_kept_plan() {
 const SOON: usize = 8;
 /// Page faults of a step that a plan serves, at most: planning works in pages that are there.
 const FEW_FAULTS: u64 = 150;
+/// The same of a step in which it serves a length for the first time: one that nothing serves has 29,000.
+const FRESH_FAULTS: u64 = 600;
 
 /// The first steps of an unmodified training in which `lengths` lengths take turns.
 fn first_steps(workload: &str, lengths: usize) {
@@ -199,9 +201,9 @@ fn first_steps(workload: &str, lengths: usize) {
     println!("{workload}: {steps:?}");
     let planned = steps.iter().position(|&(_, phase)| phase == 2).expect("a plan");
     assert!(planned < SOON, "{workload}: {steps:?}");
-    // Until the plan has served each length once, it is twice as many where a block that the heap still serves lies on fresh pages.
+    // Until the plan has served each length once, blocks that the heap still serves, of up to a MiB, may lie on fresh pages.
     let (first, later) = steps[planned..].split_at(1 + lengths);
-    assert!(first.iter().all(|&(faults, _)| faults <= 2 * FEW_FAULTS), "{workload}: {steps:?}");
+    assert!(first.iter().all(|&(faults, _)| faults <= FRESH_FAULTS), "{workload}: {steps:?}");
     assert!(later.iter().all(|&(faults, _)| faults <= FEW_FAULTS), "{workload}: {steps:?}");
 }
 
