@@ -99,13 +99,15 @@ fn resolved(path: &Path) -> Option<PathBuf> {
 /// Exit status of who writes to a pipe that nobody reads: 128 and the number of SIGPIPE.
 const NOBODY_READS: i32 = 141;
 
-/// Writes a line to standard output. Where that is a pipe whose reader has gone (`| head`), the program ends, as others do; what else
-/// goes wrong there has no better place to be told.
+/// Writes a line to standard output. Where that is a pipe whose reader has gone (`| head`), the program ends, as others do; it ends as
+/// well, and says why, where nothing can be written.
 pub(crate) fn line(text: std::fmt::Arguments<'_>) {
-    match writeln!(io::stdout(), "{text}") {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(NOBODY_READS),
-        _ => {}
+    let Err(error) = writeln!(io::stdout(), "{text}") else { return };
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        std::process::exit(NOBODY_READS);
     }
+    eprintln!("stepalloc: standard output cannot be written: {error}");
+    std::process::exit(crate::USAGE.into());
 }
 
 /// [`line`] of what `format!` takes.

@@ -27,8 +27,6 @@ pub struct Binding<'s> {
     outputs: Outputs,
     /// Outputs that become inputs of the next run, by number.
     fed_back: Vec<(usize, usize)>,
-    /// For each output: whether it does.
-    is_fed_back: Vec<bool>,
     /// What the inputs are planned as; forgotten when one of another type is bound.
     planned: Option<Chosen>,
 }
@@ -41,7 +39,6 @@ impl<'s> Binding<'s> {
             inputs: vec![None; graph.inputs.len()],
             outputs: Outputs::new(graph.outputs.len(), &session.executor().arenas()),
             fed_back: Vec::new(),
-            is_fed_back: vec![false; graph.outputs.len()],
             planned: None,
         }
     }
@@ -85,7 +82,6 @@ impl<'s> Binding<'s> {
             return Err(Error::Argument("an output or input is fed back already".into()));
         }
         self.fed_back.push((output, input));
-        self.is_fed_back[output] = true;
         Ok(())
     }
 
@@ -160,7 +156,8 @@ impl<'s> Binding<'s> {
     }
 
     fn run_bound(&mut self, options: &mut RunOptions<'_>) -> Result<(), Error> {
-        for (output, input) in self.fed_back.clone() {
+        for number in 0..self.fed_back.len() {
+            let (output, input) = self.fed_back[number];
             if let Some(tensor) = self.outputs.take(output) {
                 self.bind_number(input, tensor)?;
             }
@@ -178,7 +175,7 @@ impl<'s> Binding<'s> {
                 self.planned.insert(session.executor().choose(&views)?)
             }
         };
-        session.executor().run_in(chosen, inputs, &self.is_fed_back, &mut self.outputs, options)
+        session.executor().run_in(chosen, inputs, &self.fed_back, &mut self.outputs, options)
     }
 }
 

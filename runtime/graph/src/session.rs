@@ -141,7 +141,7 @@ struct Kept {
     /// Types of inputs that no plan was there for, the newest ones, and by how much they had grown.
     newest: Vec<Option<Type>>,
     grown: Option<Vec<Vec<usize>>>,
-    /// So many runs are left until a plan with room is tried again, after one could not be made.
+    /// Runs that are left until a plan with room is tried again, after one could not be made.
     refused: usize,
     plans: HashMap<Key, (Arc<Plan>, u64)>,
     /// What inputs were told to be where plans were made for that, not for their types alone.
@@ -273,26 +273,26 @@ impl Executor {
             kept.roomy.iter().rev().filter(|roomy| roomy.threads == threads && covers(&roomy.types, types));
         let fitting: SmallVec<[_; ROOMY]> = fitting.map(|roomy| Arc::clone(&roomy.plan)).collect();
         drop(kept);
-        let mut fit = Fit::default();
-        if let Some(plan) = fitting.into_iter().find(|plan| plan.fit(types, &mut fit)) {
-            return Some(Chosen { plan, fit: Some(fit), told: Vec::new() });
+        let fits = |plan: Arc<Plan>| Some(Chosen { fit: Some(plan.fit(types)?), plan, told: Vec::new() });
+        if let Some(chosen) = fitting.into_iter().find_map(fits) {
+            return Some(chosen);
         }
         let grown = grown.filter(|_| goes_on && !is_refused)?;
         let grow: Vec<_> = grown.iter().map(|by| by.iter().any(|&by| by > 0)).collect();
         let graph = &self.optimized().0;
         let around = Around { arenas: self.arenas(), cancel: Around::current().cancel };
-        let mut make = |runs: usize| {
+        let make = |runs: usize| {
             let roomy = with_room(types, &grown, runs)?;
             let make = || Plan::with_room(graph, &roomy, &grow, self.options.sharing);
             let plan = self.preparing(|| around.clone().during(make))?;
-            plan.fit(types, &mut fit).then_some((roomy, Arc::new(plan)))
+            Some((roomy, fits(Arc::new(plan))?))
         };
         // A model may have a bound on what it takes, as a table of positions has.
         let most = runs_ahead(types, &grown);
         let tries = [most, LEAST_RUNS, LEAST_RUNS / 4].into_iter();
-        let found = tries.skip(usize::from(most == LEAST_RUNS)).find_map(&mut make);
+        let found = tries.skip(usize::from(most == LEAST_RUNS)).find_map(make);
         let mut kept = self.kept();
-        let Some((types, plan)) = found else {
+        let Some((types, chosen)) = found else {
             kept.refused = LEAST_RUNS;
             return None;
         };
@@ -301,9 +301,9 @@ impl Executor {
         if kept.roomy.len() >= ROOMY {
             kept.roomy.remove(0);
         }
-        kept.roomy.push(Roomy { threads, types, plan: Arc::clone(&plan) });
+        kept.roomy.push(Roomy { threads, types, plan: Arc::clone(&chosen.plan) });
         kept.made += 1;
-        Some(Chosen { plan, fit: Some(fit), told: Vec::new() })
+        Some(chosen)
     }
 
     /// The plan for these inputs: for what some of them are, where types alone leave nodes out.
@@ -409,12 +409,14 @@ impl Executor {
         &self,
         chosen: &Chosen,
         inputs: &[Option<Tensor>],
-        fed_back: &[bool],
+        fed_back: &[(usize, usize)],
         outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
     ) -> Result<(), Error> {
         let append = |appended: &Appended| {
-            let past = inputs[appended.input].as_ref().filter(|_| fed_back[appended.output])?;
+            let past = inputs[appended.input]
+                .as_ref()
+                .filter(|_| fed_back.iter().any(|&(output, _)| output == appended.output))?;
             Some(Append::new(past, chosen.ty(appended.id)?.clone(), appended.axis))
         };
         let appends = chosen.plan.appended.iter().map(|appended| append(appended).transpose());

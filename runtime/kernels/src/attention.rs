@@ -15,7 +15,7 @@ use stepalloc_threads as threads;
 /// Queries of a block: so many that packing the keys for a product is little work beside it.
 const ROWS: usize = 128;
 
-/// Less work than so many multiplications is done by one thread.
+/// Multiplications from which on threads share the work.
 const WORTH_SHARING: usize = 1 << 20;
 
 /// Sizes of an attention.

@@ -144,7 +144,7 @@ mod tests {
     fn tensors_beside_the_model_come_in_and_go_out() {
         let folder = tempfile::TempDir::new().expect("a directory");
         let value = |name: &str| ValueInfoProto { name: Some(name.into()), ..ValueInfoProto::default() };
-        // A tensor that is not touched, too large for a message that may have only so many bytes.
+        // A tensor that is not touched, too large for a message of `most` bytes.
         let (rest, most) = (weight("rest", &[64, 1, 8]), 1000);
         let graph = GraphProto {
             input: vec![value("x")],

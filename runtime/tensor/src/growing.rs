@@ -32,7 +32,7 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// Room for so many rows; more, if the system has the addresses.
+    /// Room for `rows` rows; more, if the system has the addresses.
     fn new(blocks: usize, row: usize, rows: usize) -> Result<Self, OutOfMemory> {
         let ample = rows.saturating_mul(2).next_power_of_two().max(ROWS);
         Self::with_capacity(blocks, row, ample).or_else(|_| Self::with_capacity(blocks, row, rows))
@@ -52,7 +52,7 @@ impl Buffer {
         Ok(Self { map: map.into(), blocks, stride, row, capacity, used: AtomicUsize::new(0) })
     }
 
-    /// Takes the rows behind the first so many, if nobody has them.
+    /// Takes the rows `from..to`, if nobody has them.
     fn claim(&self, from: usize, to: usize) -> bool {
         to <= self.capacity
             && self.used.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -157,7 +157,7 @@ impl Append {
                 Some(old) => old.block(block),
                 None => &past.view().bytes[block * bytes..][..bytes],
             };
-            // SAFETY: the block has room for so many bytes, as it does for `to` rows, and nobody else has the buffer yet.
+            // SAFETY: the block has room for `to` rows, which these are the first of, and nobody else has the buffer yet.
             unsafe { std::ptr::copy_nonoverlapping(old.as_ptr(), buffer.at(block, 0), bytes) };
         }
         Ok(append(Arc::new(buffer), bytes * blocks))

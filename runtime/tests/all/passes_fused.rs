@@ -241,7 +241,7 @@ fn a_sum_of_the_same_shape_becomes_part_of_a_convolution() {
     assert_eq!(itself.left(&passes), ["Conv", "Add"]);
 }
 
-/// Queries `q` of four heads, keys `k` and values `v` of so many, heads first; those that are not made by other nodes.
+/// Queries `q` of four heads, keys `k` and values `v` of `kv_heads`, heads first; those that are not made by other nodes.
 fn heads(kv_heads: i64, made: &str) -> Sketch {
     let shapes = [("q", [2, 4, 5, 8]), ("k", [2, kv_heads, 7, 8]), ("v", [2, kv_heads, 7, 6])];
     let given = shapes.iter().filter(|(name, _)| !made.contains(name));

@@ -114,6 +114,10 @@ const CAST: i64 = 13;
 
 /// A node that makes f32 where it was told to make halves.
 fn widen_node(mut node: Node, registry: &Registry) -> Option<Node> {
+    // The bits of a half are no f32's.
+    if node.op_type == "BitCast" {
+        return None;
+    }
     let mut is_changed = false;
     for (name, attribute) in &mut node.attributes.0 {
         if let Attribute::Tensor(tensor) = attribute

@@ -45,7 +45,7 @@ pub(crate) fn runs_ahead(now: &[Option<Type>], grown: &[Vec<usize>]) -> usize {
     runs.max().unwrap_or(0).max(LEAST_RUNS)
 }
 
-/// Types of inputs after so many runs in which they grow as they did.
+/// Types of inputs that go on growing as they did, after some runs.
 pub(crate) fn with_room(
     now: &[Option<Type>],
     grown: &[Vec<usize>],
@@ -130,11 +130,10 @@ fn needed(graph: &Graph) -> Vec<bool> {
 }
 
 /// What values are in runs on inputs that need less than a plan has room for.
-#[derive(Default)]
 pub(crate) struct Fit {
     types: Vec<Option<Type>>,
     known: Vec<Option<Arc<Tensor>>>,
-    /// Bytes of scratch memory, by the number of the varying node.
+    /// Bytes of scratch memory, by the number of the step.
     scratch: HashMap<usize, usize>,
 }
 
@@ -158,18 +157,17 @@ impl Fit {
 }
 
 impl Plan {
-    /// Works out what values are for inputs of these types; `false` if the plan does not hold for them, or that cannot be known.
-    pub(crate) fn fit(&self, inputs: &[Option<Type>], fit: &mut Fit) -> bool {
-        let Some(varying) = &self.varying else { return false };
-        fit.types.clear();
-        fit.types.resize(varying.count, None);
-        fit.known.clear();
-        fit.known.resize(varying.count, None);
+    /// What values are for inputs of these types; `None` if the plan does not hold for them, or that cannot be known.
+    pub(crate) fn fit(&self, inputs: &[Option<Type>]) -> Option<Fit> {
+        let varying = self.varying.as_ref()?;
+        let (types, known) = (vec![None; varying.count], vec![None; varying.count]);
+        let mut fit = Fit { types, known, scratch: HashMap::new() };
         for &(number, id) in &varying.inputs {
             let slot = varying.slots[id].expect("inputs that grow vary") as usize;
             fit.types[slot].clone_from(&inputs[number]);
         }
-        varying.nodes.iter().all(|node| self.fit_node(varying, node, fit).is_some())
+        varying.nodes.iter().try_for_each(|node| self.fit_node(varying, node, &mut fit))?;
+        Some(fit)
     }
 
     fn fit_node(&self, varying: &Varying, at: &VaryingNode, fit: &mut Fit) -> Option<()> {
