@@ -5,6 +5,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
+use stepalloc_tests::by_setting;
 
 /// Steps of each batch size.
 const STEPS: u64 = 50;
@@ -49,11 +50,15 @@ fn with_and_without(sizes: &[u64]) -> Option<(Vec<Value>, Vec<Value>)> {
     Some((ours, plain))
 }
 
+/// Batch sizes with the quick setting, and with the long one.
+const SIZES: (u64, u64) = (16, 40);
+
 /// Resident bytes depend on the batch size as well: so the second and the last are the largest, and within 1 % of each other.
 #[test]
-fn forty_batch_sizes_are_planned_again_each_time() {
-    let mut sizes: Vec<u64> = (0..40).map(|i| 256 + 33 * (i * 17 % 40)).collect();
-    (sizes[1], sizes[39]) = (1600, 1610);
+fn batch_sizes_that_change_are_planned_again_each_time() {
+    let mut sizes: Vec<u64> = (0..by_setting(SIZES.0, SIZES.1)).map(|i| 256 + 33 * (i * 17 % 40)).collect();
+    let last = sizes.len() - 1;
+    (sizes[1], sizes[last]) = (1600, 1610);
     let Some((ours, plain)) = with_and_without(&sizes) else { return };
     let mut steps = 0;
     for line in &ours {
@@ -65,7 +70,7 @@ fn forty_batch_sizes_are_planned_again_each_time() {
         steps = number(line, "/ours/steps");
     }
     let grown =
-        |lines: &[Value]| number(&lines[39], "/resident") as f64 / number(&lines[1], "/resident") as f64;
+        |lines: &[Value]| number(&lines[last], "/resident") as f64 / number(&lines[1], "/resident") as f64;
     let after = ours.iter().map(|line| number(line, "/planned_after"));
     println!(
         "planned after {:?} to {:?} steps; resident after the last size {:.4} x after the second (without the library {:.4} x)",

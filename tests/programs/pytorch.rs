@@ -7,11 +7,12 @@ use crate::{BACKENDS, process};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use stepalloc_tests::by_setting;
 
 /// Debian's; others on the path do not see its packages.
 pub const PYTHON: &str = "/usr/bin/python3";
-/// As many as the figures of the README are of: a plan after the eighth step or so, and thirty that it serves.
-const STEPS: &str = "40";
+/// Steps of a marked run with the quick setting, and with the long one. Its plan serves from the eighth or so.
+const STEPS: (u64, u64) = (24, 40);
 /// Bytes of the arena for each byte of the largest load.
 const MOST_ARENA: f64 = 1.02;
 /// The share of the planned bytes that the backend may serve.
@@ -58,7 +59,8 @@ fn train(workload: &str) {
     let _alone = process::alone();
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("figures.json");
-    let arguments = [workload, "--mark", "--steps", STEPS];
+    let steps = by_setting(STEPS.0, STEPS.1).to_string();
+    let arguments = [workload, "--mark", "--steps", &steps];
     let plain = printed(process::command(PYTHON).arg(&script).args(arguments));
     for backend in BACKENDS {
         let mut command = process::stepalloc(["run", "--backend", backend, "--json"]);
@@ -104,8 +106,8 @@ fn convnet_trains_alike_from_a_plan() {
     train("convnet");
 }
 
-/// Steps of a run whose plan is kept, and of the next one.
-const STEPS_AGAIN: u64 = 24;
+/// Steps of a run whose plan is kept, and of the next one, with the quick setting and with the long one.
+const STEPS_AGAIN: (u64, u64) = (20, 24);
 /// Of these the first, in which the program is recognised, is not counted, nor the last, which no boundary ends.
 const NOT_COUNTED: u64 = 2;
 /// Bytes resident at most, in the whole run, for each that is resident at its end: what the heap had free before the plan goes back later.
@@ -123,10 +125,11 @@ fn train_again(workload: &str, alike: u64, most_faults: f64) {
     let directory = tempfile::tempdir().expect("a directory");
     let (file, plan) = (directory.path().join("figures.json"), directory.path().join("plan"));
     let whole_run = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/whole_run.py");
+    let steps_again = by_setting(STEPS_AGAIN.0, STEPS_AGAIN.1);
     let run = |backend| {
         let mut command = process::stepalloc(["run", "--backend", backend, "--plan"]);
         command.arg(&plan).arg("--json").arg(&file).args(["--", PYTHON]).arg(&whole_run).arg(&script);
-        let printed = printed(command.args([workload, "--steps", &STEPS_AGAIN.to_string()]));
+        let printed = printed(command.args([workload, "--steps", &steps_again.to_string()]));
         let json = std::fs::read_to_string(&file).expect("the figures were written");
         (printed, serde_json::from_str::<Value>(json.lines().next().expect("a line")).expect("JSON"))
     };
@@ -142,7 +145,7 @@ fn train_again(workload: &str, alike: u64, most_faults: f64) {
             figures["steps"]
         );
         let steps = figures["steps"].as_u64();
-        assert!(steps.is_some_and(|steps| steps >= STEPS_AGAIN / alike - NOT_COUNTED), "{figures}");
+        assert!(steps.is_some_and(|steps| steps >= steps_again / alike - NOT_COUNTED), "{figures}");
         let last = |name: &str| figures["last_steps"][name].as_f64().expect("a number");
         assert!(
             second["minor_faults_median"].as_f64().is_some_and(|faults| faults <= most_faults),

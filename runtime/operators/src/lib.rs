@@ -37,6 +37,7 @@ mod numeric;
 mod optimize;
 mod pool;
 mod quantize;
+mod quantized;
 mod quantized_lstm;
 mod random;
 mod recurrent;
@@ -69,7 +70,7 @@ pub fn make(node: &Definition<'_>) -> Made {
         return microsoft(node);
     }
     if node.domain == INTERNAL {
-        return attention::make(node);
+        return attention::make(node).or_else(|| quantized::make(node));
     }
     if !matches!(node.domain, "" | "ai.onnx" | "ai.onnx.preview" | "ai.onnx.preview.training") {
         return None;

@@ -5,6 +5,7 @@
 //! | [`element`] | the types of elements, the Rust types that hold them, and macros that choose the code for one |
 //! | [`tensor`] | [`Tensor`], [`View`] and [`ViewMut`]: a shape, and where its elements are |
 //! | [`growing`] | tensors that grow along an axis where they are |
+//! | [`quads`] | bytes of matrices as products of bytes take them |
 //! | [`raw`] | elements as files have them |
 //! | [`mapped`] | files of weights, mapped once in a process, copied from only where they must be |
 //!
@@ -13,6 +14,7 @@
 pub mod element;
 pub mod growing;
 pub mod mapped;
+pub mod quads;
 pub mod raw;
 pub mod tensor;
 

@@ -90,6 +90,7 @@ impl Touched {
         os::commit(self.0.load(Relaxed).cast::<u8>().wrapping_add(from), to - from)
     }
 
+    #[inline]
     fn parts(&self, extent: Extent) -> impl Iterator<Item = Part<'_>> {
         let words = extent.start / WORD..extent.end().div_ceil(WORD);
         words.filter(move |_| extent.pages > 0).map(move |index| {
@@ -102,11 +103,13 @@ impl Touched {
     }
 
     /// Pages of an extent that may be resident.
+    #[inline]
     pub(super) fn count(&self, extent: Extent) -> u32 {
         self.parts(extent).map(|part| (part.word.load(Relaxed) & part.bits).count_ones()).sum()
     }
 
     /// Says that pages may be resident. The caller has them alone; words that other extents share are changed atomically.
+    #[inline]
     pub(super) fn set(&self, extent: Extent) {
         for Part { word, bits } in self.parts(extent) {
             if word.load(Relaxed) & bits != bits {
@@ -116,6 +119,7 @@ impl Touched {
     }
 
     /// Says that pages are not resident, and read as zeros. As for [`Touched::set`].
+    #[inline]
     pub(super) fn clear(&self, extent: Extent) {
         self.parts(extent).for_each(|Part { word, bits }| _ = word.fetch_and(!bits, Relaxed));
     }

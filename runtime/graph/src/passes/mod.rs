@@ -10,6 +10,7 @@ mod activation;
 mod affine;
 mod attention;
 mod branches;
+mod bytes;
 mod constants;
 mod duplicates;
 mod edit;
@@ -90,6 +91,15 @@ const HALVES: &str = "halves";
 /// All passes, in the order in which they run.
 pub const PASSES: &[Pass] = &[
     in_sessions(HALVES, "halves become f32, weights once and not in each run", |_| 0),
+    // Before weights in bytes are made reals.
+    Pass {
+        level: Level::Basic,
+        ..in_sessions(
+            "bytes",
+            "nodes between DequantizeLinear and QuantizeLinear compute on bytes",
+            bytes::run,
+        )
+    },
     basic("constant-folding", "nodes whose inputs are all known become weights", constants::run),
     basic("known-branches", "an If whose condition is known is replaced by its branch", branches::run),
     basic(

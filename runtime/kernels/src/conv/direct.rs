@@ -51,7 +51,8 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// An axis without extent.
-const POINT: Axis = Axis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, begin: 0, end: 0 };
+pub(super) const POINT: Axis =
+    Axis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, begin: 0, end: 0 };
 
 impl Frame {
     /// `None` where there are more dimensions than two, or nothing to be done.
@@ -183,7 +184,7 @@ impl Frame {
 
 /// A row of the input, every `stride`-th element from `phase` on, with padding.
 #[inline(always)]
-fn copy_row(axis: &Axis, phase: usize, from: &[f32], to: &mut [f32]) {
+pub(super) fn copy_row(axis: &Axis, phase: usize, from: &[f32], to: &mut [f32]) {
     let stride = axis.stride;
     // The first element that is within the input, and the first beyond it.
     let begin = axis.begin.saturating_sub(phase).div_ceil(stride).min(to.len());

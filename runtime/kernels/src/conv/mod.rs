@@ -1,17 +1,20 @@
 //! Convolutions of real numbers.
 //!
-//! Those of f32 in one or two dimensions are computed in place ([`direct`]), or place by place where there are few ([`dot`], and
+//! Those of f32 in one or two dimensions are computed in place ([`direct`], and [`depthwise`] where channels have filters of their own), or place by place where there are few ([`dot`], and
 //! [`columns`] for many images). The
 //! others are products of matrices: the input is unrolled into scratch memory, row by row rather than element by element, for some
 //! rows of the output at a time, so that what is unrolled is still in a cache when it is multiplied.
 
 mod columns;
+mod depthwise;
 mod direct;
 mod dot;
+pub mod quantized;
 pub mod window;
 
 use crate::gemm::{Matrix, PARALLEL, product};
 use columns::Columns;
+use depthwise::{Depthwise, Plane};
 use direct::Direct;
 use dot::Dots;
 use rten_simd::SimdOp;
@@ -84,6 +87,9 @@ pub enum Way {
     Each(Each),
     /// Places of all images side by side.
     Columns,
+    /// Channel by channel.
+    #[allow(private_interfaces, reason = "nobody else makes one")]
+    Depthwise(Depthwise),
 }
 
 /// How filters of a group are computed over one image.
@@ -98,6 +104,8 @@ impl Way {
     pub fn new(sizes: &Sizes) -> Option<Self> {
         if sizes.window.input() == 0 || sizes.depth() == 0 {
             None
+        } else if let Some(depthwise) = Depthwise::new(sizes) {
+            Some(Self::Depthwise(depthwise))
         } else if sizes.window.output() < FEW_PLACES {
             let is_many = sizes.batch * sizes.window.output() >= FEW_PLACES;
             Some(if is_many { Self::Columns } else { Self::Each(Each::Dots) })
@@ -112,6 +120,7 @@ impl Way {
             Self::Each(Each::Direct(frame)) => frame.scratch(sizes),
             Self::Each(Each::Dots) => dot::scratch(sizes),
             Self::Columns => columns::scratch(sizes),
+            Self::Depthwise(depthwise) => depthwise.scratch(),
         }
     }
 }
@@ -149,6 +158,31 @@ pub fn convolve(
     let cores = if sizes.is_small() { 1 } else { (scratch.len() / for_one).max(1) };
     let each = match way {
         Way::Each(each) => each,
+        Way::Depthwise(depthwise) => {
+            let share = (out.len() / places).div_ceil(cores);
+            return threads::pieces_of_two(
+                (out, share * places),
+                (scratch, for_one),
+                1,
+                &|number, out, scratch| {
+                    for (at, out) in out.chunks_exact_mut(places).enumerate() {
+                        let plane = number * share + at;
+                        let filter = plane % (sizes.group * to);
+                        Plane {
+                            depthwise,
+                            x: &x[plane / to * image..][..image],
+                            w: &w[filter * depth..][..depth],
+                            bias: bias.map_or(0.0, |bias| bias[filter]),
+                            out: &mut *out,
+                            scratch: &mut *scratch,
+                            is_first: at == 0,
+                        }
+                        .dispatch();
+                        done(plane * places, out);
+                    }
+                },
+            );
+        }
         Way::Columns => {
             // Whole images.
             let (from, to) = (image * sizes.group, to * sizes.group * places);
@@ -287,6 +321,10 @@ mod tests {
             (1, 3, 8, 1, square([9, 3, 1, 1, 1, 1])),
             (2, 4, 13, 1, square([19, 3, 2, 1, 1, 0])),
             (1, 1, 1, 7, vec![axis([19, 5, 2, 1, 2, 2]), axis([70, 5, 1, 1, 2, 2])]),
+            (2, 1, 1, 5, square([14, 3, 1, 1, 1, 1])),
+            (1, 1, 2, 3, square([30, 3, 2, 1, 0, 1])),
+            (1, 1, 1, 3, square([31, 3, 1, 2, 2, 2])),
+            (1, 1, 1, 2, vec![axis([900, 7, 3, 1, 3, 0]), axis([150, 4, 3, 2, 5, 3])]),
             (3, 5, 30, 2, square([31, 1, 1, 1, 0, 0])),
             (1, 5, 7, 1, square([30, 3, 1, 2, 0, 0])),
             (1, 2, 3, 1, vec![axis([7, 2, 3, 2, 1, 0]), axis([300, 4, 3, 2, 5, 3])]),
@@ -314,9 +352,12 @@ mod tests {
             )
             .expect("it fits");
             let frame = direct::Frame::new(&sizes).expect("it is for two dimensions");
+            let depthwise = Depthwise::new(&sizes).map(|depthwise| (Way::Depthwise(depthwise), 3));
+            assert_eq!(depthwise.is_some(), sizes.is_depthwise());
             let (dots, direct) = (Way::Each(Each::Dots), Way::Each(Each::Direct(frame)));
             for (way, cores) in [(dots, 2), (Way::Columns, 2), (direct, 3)]
                 .iter()
+                .chain(&depthwise)
                 .flat_map(|(way, cores)| [(way, 1), (way, *cores)])
             {
                 let mut made = vec![f32::NAN; count];

@@ -4,9 +4,11 @@
 //! computed in their own type are a plain blocked loop. Halves are made f32 panel by panel ([`Panels`]) and multiplied as such, and so
 //! are integers of 8 bits where rten-gemm has nothing exact for them (`gemm_i8`): their sums are split so that f32 holds them exactly.
 
+pub mod dot4;
 pub mod gemv;
 pub mod int8;
 pub mod prepacked;
+pub mod quantized;
 pub mod small_m;
 
 use crate::gemm::gemv::vector_matrix;

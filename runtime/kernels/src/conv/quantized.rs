@@ -1,0 +1,260 @@
+//! Convolutions of bytes with scales and zero points, whose sums become bytes again at once.
+//!
+//! What the windows meet is laid out as columns of bytes, some rows of the output at a time, and multiplied with the filters
+//! ([`dot4`]); where a window is one element the planes are the columns. Where each channel has filters of its own, they are convolutions of reals: sums of
+//! a few products of bytes are exact in f32.
+
+use crate::conv::Sizes;
+use crate::conv::depthwise::{Depthwise, Plane};
+use crate::gemm::dot4::{self, Product, Quad, Rounded, Store, WIDTH, pack};
+use crate::gemm::quantized::Keep;
+use rten_simd::{Isa, SimdOp};
+use stepalloc_threads as threads;
+
+/// A convolution of bytes.
+#[derive(Clone, Copy)]
+pub struct Quantized<'a> {
+    /// Of images, filters and windows.
+    pub sizes: &'a Sizes,
+    /// The input.
+    pub x: &'a [u8],
+    /// What makes its elements unsigned: the highest bit, or nothing.
+    pub flip: u8,
+    /// Its zero point, signed or unsigned as it is: what padding consists of.
+    pub zero: u8,
+    /// Of each filter the signed elements, with zeros up to a whole quad.
+    pub w: &'a [Quad],
+    /// Zero points of the filters, unless all are 0.
+    pub w_zeros: Option<&'a [i32]>,
+    /// Is added to a filter's sums.
+    pub adds: &'a [i32],
+    /// What a filter's sums are multiplied with.
+    pub scales: &'a [f32],
+    /// How they become bytes.
+    pub rounded: Rounded,
+}
+
+/// Bytes of scratch memory for a core.
+pub fn scratch(sizes: &Sizes) -> usize {
+    if sizes.is_depthwise() {
+        let window = &sizes.window;
+        // The input and the output of a channel, and its weights.
+        let reals =
+            |depthwise: Depthwise| window.input() + window.output() + window.kernel() + depthwise.scratch();
+        return 4 * in_reals(sizes).map_or(window.output(), reals);
+    }
+    parts(sizes).iter().sum()
+}
+
+/// How channels with filters of their own are computed in reals: their sums are exact in f32, as there are few.
+fn in_reals(sizes: &Sizes) -> Option<Depthwise> {
+    const FEW: usize = 256;
+    Depthwise::new(sizes).filter(|_| sizes.depth() <= FEW)
+}
+
+/// The panel, a row of ones, and the columns that are laid out.
+fn parts(sizes: &Sizes) -> [usize; 3] {
+    let quads = dot4::quads(sizes.depth());
+    let columns = sizes.block() * sizes.window.width();
+    [4 * quads * WIDTH, 4 * quads, if sizes.window.is_pointwise() { 0 } else { columns * sizes.depth() }]
+}
+
+/// Puts bytes where they belong.
+struct Put<'o, 'q> {
+    out: &'o mut [u8],
+    /// Elements of a plane of the output, and where in it the panel's first column is.
+    places: usize,
+    begin: usize,
+    /// Sums of the columns, where zero points of filters want them.
+    col_sums: &'o [i32],
+    w_zeros: Option<&'q [i32]>,
+    adds: &'q [i32],
+    scales: &'q [f32],
+    rounded: Rounded,
+}
+
+impl Store for Put<'_, '_> {
+    #[inline(always)]
+    fn store(&mut self, row: usize, first: usize, sums: &[i32]) {
+        let (add, scale, rounded) = (self.adds[row], self.scales[row], self.rounded);
+        let out = &mut self.out[row * self.places + self.begin + first..][..sums.len()];
+        let Some(zeros) = self.w_zeros else {
+            out.iter_mut().zip(sums).for_each(|(to, &sum)| *to = rounded.byte(sum.wrapping_add(add), scale));
+            return;
+        };
+        let col_sums = &self.col_sums[first..];
+        for ((to, &sum), &col_sum) in out.iter_mut().zip(sums).zip(col_sums) {
+            let sum = sum.wrapping_add(add).wrapping_sub(zeros[row].wrapping_mul(col_sum));
+            *to = rounded.byte(sum, scale);
+        }
+    }
+}
+
+impl Quantized<'_> {
+    /// Computes it, in [`scratch`] memory for each core that takes part.
+    pub fn convolve(&self, out: &mut [u8], scratch_memory: &mut [u8]) {
+        let (sizes, places) = (self.sizes, self.sizes.window.output());
+        let for_one = scratch(sizes);
+        let cores = if sizes.is_small() { 1 } else { (scratch_memory.len() / for_one.max(1)).max(1) };
+        let share = (out.len() / places).div_ceil(cores);
+        threads::pieces_of_two(
+            (out, share * places),
+            (scratch_memory, for_one),
+            1,
+            &|number, out, scratch| {
+                if let Some(depthwise) = in_reals(sizes) {
+                    return self.planes(&depthwise, number * share, out, bytemuck::cast_slice_mut(scratch));
+                }
+                let (mut out, mut next) = (out, number * share);
+                while !out.is_empty() {
+                    let within = next % sizes.to;
+                    let count = (sizes.to - within).min(out.len() / places);
+                    let (here, rest) = std::mem::take(&mut out).split_at_mut(count * places);
+                    self.filters(next, here, scratch);
+                    (out, next) = (rest, next + count);
+                }
+            },
+        );
+    }
+
+    /// Some filters of a group over an image, from plane `first` of the output on.
+    fn filters(&self, first: usize, out: &mut [u8], scratch: &mut [u8]) {
+        let Self { sizes, x, .. } = *self;
+        let (window, to, places) = (&sizes.window, sizes.to, sizes.window.output());
+        let filter = first % (sizes.group * to);
+        let image = sizes.from * window.input();
+        let x = &x[first / to * image..][..image];
+        if sizes.is_depthwise() {
+            let sums = &mut bytemuck::cast_slice_mut(scratch)[..places];
+            out.chunks_exact_mut(places)
+                .enumerate()
+                .for_each(|(at, out)| self.fold(filter + at, x, sums, out));
+            return;
+        }
+        let (depth, count) = (sizes.depth(), out.len() / places);
+        let quads = dot4::quads(depth);
+        let [panel, ones, _] = parts(sizes);
+        let (panel, rest) = scratch.split_at_mut(panel);
+        let (ones, laid) = rest.split_at_mut(ones);
+        let (panel, _) = panel.as_chunks_mut::<4>();
+        ones.fill(0);
+        ones[..depth].fill(1);
+        let (ones, _) = ones.as_chunks::<4>();
+        let pointwise = window.is_pointwise();
+        let mut col_sums = [0; WIDTH];
+        for rows in sizes.blocks() {
+            let begin = rows.start * window.width();
+            let width = rows.len() * window.width();
+            // Where the columns' rows lie.
+            let (columns, pitch, at) = if pointwise {
+                (x, places, begin)
+            } else {
+                let laid = &mut laid[..width * depth];
+                window.columns(x, rows, laid, self.zero, |x| x);
+                (&*laid, width, 0)
+            };
+            for col in (0..width).step_by(WIDTH) {
+                let cols = (width - col).min(WIDTH);
+                pack(|row| &columns[row * pitch + at + col..][..cols], depth, self.flip, panel);
+                if self.w_zeros.is_some() {
+                    let store = Keep(&mut col_sums);
+                    Product { rows: ones, quads, panel, cols, cols_signed: false, store }.run();
+                }
+                let store = Put {
+                    out: &mut *out,
+                    places,
+                    begin: begin + col,
+                    col_sums: &col_sums,
+                    w_zeros: self.w_zeros.map(|zeros| &zeros[filter..]),
+                    adds: &self.adds[filter..],
+                    scales: &self.scales[filter..],
+                    rounded: self.rounded,
+                };
+                let w = &self.w[filter * quads..][..count * quads];
+                Product { rows: w, quads, panel, cols, cols_signed: false, store }.run();
+            }
+        }
+    }
+
+    /// Some planes of the output, each of one channel, from number `first` on.
+    fn planes(&self, depthwise: &Depthwise, first: usize, out: &mut [u8], scratch: &mut [f32]) {
+        let Self { sizes, flip, rounded, .. } = *self;
+        let (input, places) = (sizes.window.input(), sizes.window.output());
+        let (x, scratch) = scratch.split_at_mut(input);
+        let (sums, scratch) = scratch.split_at_mut(places);
+        let (w, scratch) = scratch.split_at_mut(sizes.depth());
+        for (at, out) in out.chunks_exact_mut(places).enumerate() {
+            let plane = first + at;
+            let filter = plane % (sizes.group * sizes.to);
+            let (zero, x_zero, add) = self.zeros_of(filter);
+            Widen { x: &self.x[plane / sizes.to * input..][..input], flip, zero: x_zero, to: &mut *x }
+                .dispatch();
+            w.iter_mut().zip(self.taps(filter)).for_each(|(to, &w)| *to = (i32::from(w as i8) - zero) as f32);
+            let (bias, scale) = (add as f32, self.scales[filter]);
+            Plane { depthwise, x, w, bias, out: &mut *sums, scratch: &mut *scratch, is_first: at == 0 }
+                .dispatch();
+            Narrow { x: sums, scale, rounded, to: out }.dispatch();
+        }
+    }
+
+    /// A filter over a channel.
+    fn fold(&self, filter: usize, x: &[u8], sums: &mut [i32], out: &mut [u8]) {
+        let (zero, x_zero, add) = self.zeros_of(filter);
+        let taps = self.taps(filter);
+        // Nothing is padded here: elements are taken less their zero point, and what is added has no part of it.
+        self.sizes.window.fold(x, sums, add, |at| {
+            let w = i32::from(taps[at] as i8) - zero;
+            move |sum: i32, x: u8| sum.wrapping_add(w * (i32::from(x ^ self.flip) - x_zero))
+        });
+        dot4::round(sums, self.scales[filter], self.rounded, out);
+    }
+
+    fn taps(&self, filter: usize) -> &[u8] {
+        let quads = dot4::quads(self.sizes.depth());
+        &self.w[filter * quads..][..quads].as_flattened()[..self.sizes.depth()]
+    }
+
+    /// Zero points of a filter and of the unsigned input, and what is added to sums of elements less these.
+    fn zeros_of(&self, filter: usize) -> (i32, i32, i32) {
+        let (zero, x_zero) =
+            (self.w_zeros.map_or(0, |zeros| zeros[filter]), i32::from(self.zero ^ self.flip));
+        let sum: i32 = self.taps(filter).iter().map(|&w| i32::from(w as i8) - zero).sum();
+        (zero, x_zero, self.adds[filter].wrapping_add(x_zero.wrapping_mul(sum)))
+    }
+}
+
+/// Makes reals of bytes.
+struct Widen<'a> {
+    x: &'a [u8],
+    flip: u8,
+    zero: i32,
+    to: &'a mut [f32],
+}
+
+impl SimdOp for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, _: I) {
+        let Self { x, flip, zero, to } = self;
+        to.iter_mut().zip(x).for_each(|(to, &x)| *to = (i32::from(x ^ flip) - zero) as f32);
+    }
+}
+
+/// Makes bytes of reals.
+struct Narrow<'a> {
+    x: &'a [f32],
+    scale: f32,
+    rounded: Rounded,
+    to: &'a mut [u8],
+}
+
+impl SimdOp for Narrow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, _: I) {
+        let Self { x, scale, rounded, to } = self;
+        to.iter_mut().zip(x).for_each(|(to, &x)| *to = rounded.real(x * scale));
+    }
+}

@@ -1,0 +1,251 @@
+//! Products of matrices of bytes with scales and zero points, whose sums become bytes again at once, or reals.
+
+use super::dot4::{self, Product, Quad, Rounded, Store, WIDTH, pack};
+use stepalloc_threads as threads;
+
+/// The right factor.
+#[derive(Clone, Copy)]
+pub enum Right<'a> {
+    /// Signed, in panels; one for all left ones.
+    Packed(&'a [Quad]),
+    /// As it is, one for each left one; what makes elements signed: the highest bit, or nothing.
+    Plain(&'a [u8], u8),
+}
+
+/// Where results go, row by row.
+pub enum Out<'o> {
+    /// To bytes.
+    Bytes(&'o mut [u8], Rounded),
+    /// To reals.
+    Reals(&'o mut [f32]),
+}
+
+/// Products of matrices, each of so many rows and columns, and so deep.
+#[derive(Clone, Copy)]
+pub struct Products<'a> {
+    /// Rows, columns and elements of each.
+    pub size: [usize; 3],
+    /// The left factors, one after the other.
+    pub left: &'a [u8],
+    /// What makes their elements unsigned: the highest bit, or nothing.
+    pub flip: u8,
+    /// Their zero point, once they are unsigned.
+    pub left_zero: u8,
+    /// The right factors.
+    pub right: Right<'a>,
+    /// Their zero point, once they are signed: one for all columns, or one for each.
+    pub right_zeros: &'a [i32],
+    /// Is added to the sums of each column: the bias, and with packed factors what the left zero point makes of their columns.
+    pub adds: Option<&'a [i32]>,
+    /// What sums are multiplied with: one for all columns, or one for each.
+    pub scales: &'a [f32],
+}
+
+/// Bytes of scratch memory for a core, whose parts begin at multiples of four: rows, their sums, a panel, and ones.
+pub fn scratch(size: [usize; 3], flips: bool, is_packed: bool) -> usize {
+    parts(size, flips, is_packed).iter().sum()
+}
+
+fn parts([rows, _, depth]: [usize; 3], flips: bool, is_packed: bool) -> [usize; 4] {
+    let row = 4 * dot4::quads(depth);
+    let laid = if flips || !depth.is_multiple_of(4) { rows * row } else { 0 };
+    let (panel, ones) = if is_packed { (0, 0) } else { (row * WIDTH, row) };
+    [4 * rows, laid, panel, ones]
+}
+
+impl Products<'_> {
+    /// Computes them, in [`scratch`] memory for each core that takes part.
+    pub fn run(&self, out: Out<'_>, scratch_memory: &mut [u8]) {
+        let [rows, cols, depth] = self.size;
+        let for_one = scratch(self.size, self.flip != 0, matches!(self.right, Right::Packed(_))).max(1);
+        let small = self.left.len().saturating_mul(cols) < crate::gemm::PARALLEL;
+        let cores = if small { 1 } else { (scratch_memory.len() / for_one).max(1) };
+        let share = (self.left.len() / depth.max(1)).div_ceil(cores);
+        match out {
+            Out::Bytes(out, rounded) => {
+                let make = |number: usize, out: &mut [u8], scratch: &mut [u8]| {
+                    self.rows(number * share, out, scratch, &|to, sum, scale| *to = rounded.byte(sum, scale));
+                };
+                threads::pieces_of_two((out, share * cols), (scratch_memory, for_one), 1, &make);
+            }
+            Out::Reals(out) => {
+                let make = |number: usize, out: &mut [f32], scratch: &mut [u8]| {
+                    self.rows(number * share, out, scratch, &|to, sum, scale| *to = sum as f32 * scale);
+                };
+                threads::pieces_of_two((out, share * cols), (scratch_memory, for_one), 1, &make);
+            }
+        }
+        debug_assert!(rows * cols > 0);
+    }
+
+    /// Some rows of all, from `first` on.
+    fn rows<T>(&self, first: usize, out: &mut [T], scratch: &mut [u8], make: &impl Fn(&mut T, i32, f32)) {
+        let [rows, cols, depth] = self.size;
+        let (mut out, mut next) = (out, first);
+        while !out.is_empty() {
+            let count = (rows - next % rows).min(out.len() / cols);
+            let (here, rest) = std::mem::take(&mut out).split_at_mut(count * cols);
+            let left = &self.left[next * depth..][..count * depth];
+            self.some(left, next / rows, here, scratch, make);
+            (out, next) = (rest, next + count);
+        }
+    }
+
+    /// Some rows of one product.
+    fn some<T>(
+        &self,
+        left: &[u8],
+        index: usize,
+        out: &mut [T],
+        scratch: &mut [u8],
+        make: &impl Fn(&mut T, i32, f32),
+    ) {
+        let [rows, cols, depth] = self.size;
+        let quads = dot4::quads(depth);
+        let is_packed = matches!(self.right, Right::Packed(_));
+        let [sums, laid, panel, _] = parts(self.size, self.flip != 0, is_packed);
+        let (row_sums, rest) = scratch.split_at_mut(sums);
+        let (laid, rest) = rest.split_at_mut(laid);
+        let (panel, ones) = rest.split_at_mut(panel);
+        let row_sums: &mut [i32] = &mut bytemuck::cast_slice_mut(row_sums)[..left.len() / depth];
+        debug_assert!(row_sums.len() <= rows);
+        let with_zeros = self.right_zeros.iter().any(|&zero| zero != 0);
+        if with_zeros {
+            for (sum, row) in row_sums.iter_mut().zip(left.chunks_exact(depth)) {
+                *sum = row.iter().map(|&x| i32::from(x ^ self.flip)).sum();
+            }
+        }
+        let left = if laid.is_empty() {
+            left
+        } else {
+            let laid = &mut laid[..row_sums.len() * 4 * quads];
+            for (to, row) in laid.chunks_exact_mut(4 * quads).zip(left.chunks_exact(depth)) {
+                to[depth..].fill(0);
+                to.iter_mut().zip(row).for_each(|(to, &x)| *to = x ^ self.flip);
+            }
+            laid
+        };
+        let (left, _) = left.as_chunks::<4>();
+        let (panel, _) = panel.as_chunks_mut::<4>();
+        let mut adds = [0; WIDTH];
+        for (number, begin) in (0..cols).step_by(WIDTH).enumerate() {
+            let count = (cols - begin).min(WIDTH);
+            let zeros = one_or_some(self.right_zeros, begin, count);
+            match self.adds {
+                Some(told) => adds[..count].copy_from_slice(&told[begin..][..count]),
+                None => adds.fill(0),
+            }
+            let panel = match self.right {
+                Right::Packed(panels) => &panels[number * quads * WIDTH..][..quads * WIDTH],
+                Right::Plain(right, flip) => {
+                    let right = &right[index * depth * cols..][..depth * cols];
+                    pack(|row| &right[row * cols + begin..][..count], depth, flip, panel);
+                    // What the left zero point makes of the columns.
+                    ones.fill(0);
+                    ones[..depth].fill(1);
+                    let (ones, _) = ones.as_chunks::<4>();
+                    let mut col_sums = [0; WIDTH];
+                    let store = Keep(&mut col_sums);
+                    Product { rows: ones, quads, panel, cols: count, cols_signed: true, store }.run();
+                    for (at, (add, sum)) in adds.iter_mut().zip(col_sums).enumerate().take(count) {
+                        let sum = sum.wrapping_sub(zeros.at(at).wrapping_mul(depth as i32));
+                        *add = add.wrapping_sub(sum.wrapping_mul(self.left_zero.into()));
+                    }
+                    &*panel
+                }
+            };
+            let store = Put {
+                out: &mut *out,
+                cols,
+                begin,
+                row_sums: with_zeros.then_some(&*row_sums),
+                zeros,
+                adds: &adds,
+                scales: one_or_some(self.scales, begin, count),
+                make,
+            };
+            Product { rows: left, quads, panel, cols: count, cols_signed: true, store }.run();
+        }
+    }
+}
+
+/// One for all columns, or one for each.
+#[derive(Clone, Copy)]
+enum OneOrSome<'a, T> {
+    One(T),
+    Some(&'a [T]),
+}
+
+fn one_or_some<T: Copy>(all: &[T], first: usize, count: usize) -> OneOrSome<'_, T> {
+    match *all {
+        [one] => OneOrSome::One(one),
+        _ => OneOrSome::Some(&all[first..][..count]),
+    }
+}
+
+impl<T: Copy> OneOrSome<'_, T> {
+    fn at(self, index: usize) -> T {
+        match self {
+            Self::One(one) => one,
+            Self::Some(all) => all[index],
+        }
+    }
+}
+
+/// Puts results where they belong.
+struct Put<'o, 'a, T, F> {
+    out: &'o mut [T],
+    cols: usize,
+    /// The panel's first column.
+    begin: usize,
+    row_sums: Option<&'a [i32]>,
+    zeros: OneOrSome<'a, i32>,
+    adds: &'a [i32],
+    scales: OneOrSome<'a, f32>,
+    make: &'a F,
+}
+
+impl<T, F: Fn(&mut T, i32, f32)> Store for Put<'_, '_, T, F> {
+    #[inline(always)]
+    fn store(&mut self, row: usize, first: usize, sums: &[i32]) {
+        let out = &mut self.out[row * self.cols + self.begin + first..][..sums.len()];
+        let mut whole = [0; WIDTH];
+        let whole = &mut whole[..sums.len()];
+        let adds = &self.adds[first..][..sums.len()];
+        whole.iter_mut().zip(sums).zip(adds).for_each(|((to, sum), add)| *to = sum.wrapping_add(*add));
+        if let Some(row_sums) = self.row_sums {
+            match self.zeros {
+                OneOrSome::One(zero) => {
+                    let with_zero = zero.wrapping_mul(row_sums[row]);
+                    whole.iter_mut().for_each(|sum| *sum = sum.wrapping_sub(with_zero));
+                }
+                OneOrSome::Some(zeros) => {
+                    for (sum, zero) in whole.iter_mut().zip(&zeros[first..]) {
+                        *sum = sum.wrapping_sub(zero.wrapping_mul(row_sums[row]));
+                    }
+                }
+            }
+        }
+        match self.scales {
+            OneOrSome::One(scale) => {
+                out.iter_mut().zip(&*whole).for_each(|(to, &sum)| (self.make)(to, sum, scale));
+            }
+            OneOrSome::Some(scales) => {
+                let scales = &scales[first..][..out.len()];
+                for ((to, &sum), &scale) in out.iter_mut().zip(&*whole).zip(scales) {
+                    (self.make)(to, sum, scale);
+                }
+            }
+        }
+    }
+}
+
+/// Keeps the sums of one row.
+pub(crate) struct Keep<'o>(pub &'o mut [i32; WIDTH]);
+
+impl Store for Keep<'_> {
+    #[inline(always)]
+    fn store(&mut self, _: usize, first: usize, sums: &[i32]) {
+        self.0[first..][..sums.len()].copy_from_slice(sums);
+    }
+}

@@ -1,0 +1,50 @@
+//! Functions of a byte, as a table.
+
+use super::{Call, Definition, Known, Operator, Type, Unclear, flip, made_type, typed};
+use crate::Reuse;
+use stepalloc_kernels::broadcast::{PARALLEL, PART};
+use stepalloc_tensor::DataType;
+use stepalloc_threads as threads;
+
+/// Inputs: x, and what each of its 256 values becomes, beginning with that of the byte 0.
+pub(super) struct Table {
+    dtype: DataType,
+}
+
+impl Table {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+        let dtype = made_type(node.attributes)?;
+        flip(dtype, dtype)?;
+        Ok(Self { dtype })
+    }
+}
+
+impl Operator for Table {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+        let (x, table) = (inputs.ty(0)?, inputs.ty(1)?);
+        flip(x.dtype, DataType::U8)?;
+        if table.dtype != self.dtype || table.elements() != 256 {
+            return Err(format!("a table {table} is not of 256 {}", self.dtype).into());
+        }
+        Ok(vec![typed(self.dtype, x.shape.clone())?])
+    }
+
+    fn reuse(&self) -> Reuse {
+        Reuse::InPlace(&[0])
+    }
+
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+        let (table, out) = (call.input(1)?, call.output(0)?);
+        let table: &[u8; 256] = table.bytes.try_into().map_err(|_| "a table is not of 256 bytes")?;
+        // The output may be where the input is, and has its elements then.
+        let from = call.opt(0).map(|x| x.bytes);
+        let least = if out.bytes.len() < PARALLEL { usize::MAX } else { 1 };
+        threads::pieces(out.bytes, PART, least, &|number, out| match from {
+            Some(x) => {
+                out.iter_mut().zip(&x[number * PART..]).for_each(|(to, &x)| *to = table[usize::from(x)])
+            }
+            None => out.iter_mut().for_each(|x| *x = table[usize::from(*x)]),
+        });
+        Ok(())
+    }
+}
