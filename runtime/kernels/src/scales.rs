@@ -54,6 +54,51 @@ impl Grid {
     }
 }
 
+/// A number rounded to an integer, ties to even, within bounds, which are below 2^22; NaN becomes the least.
+#[inline(always)]
+pub fn nearest(x: f32, least: f32, most: f32) -> i32 {
+    /// 1.5 * 2^23: added to numbers below 2^22, it leaves no place for fractions, and the integer stands in the lowest bits.
+    const MAGIC: f32 = 12_582_912.0;
+    let x = if x > least { x } else { least };
+    let x = if x < most { x } else { most };
+    (x + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as i32
+}
+
+/// How numbers in units of a scale become bytes: rounded to even, the zero point added, within bounds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rounded {
+    /// The zero point.
+    pub zero: i32,
+    /// The least byte.
+    pub least: i32,
+    /// The largest byte.
+    pub most: i32,
+}
+
+impl Rounded {
+    /// All bytes of a type; `None` of other types.
+    pub fn new(dtype: DataType, zero: i32) -> Option<Self> {
+        match dtype {
+            DataType::U8 => Some(Self { zero, least: 0, most: 255 }),
+            DataType::I8 => Some(Self { zero, least: -128, most: 127 }),
+            _ => None,
+        }
+    }
+
+    /// The byte of a sum that is multiplied by `scale`, whatever sign its type has.
+    #[inline(always)]
+    pub fn sum(self, sum: i32, scale: f32) -> u8 {
+        self.real(sum as f32 * scale)
+    }
+
+    /// The byte of a number.
+    #[inline(always)]
+    pub fn real(self, x: f32) -> u8 {
+        let (least, most) = ((self.least - self.zero) as f32, (self.most - self.zero) as f32);
+        (nearest(x, least, most) + self.zero) as u8
+    }
+}
+
 /// Elements that are computed at a time, in memory on the stack.
 pub const FEW: usize = 64;
 

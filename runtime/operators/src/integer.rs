@@ -9,6 +9,7 @@ use stepalloc_kernels::{
     gemm::int8::{self, Quantized, gemm_i8},
     gemm::{Matrix, PARALLEL},
     no,
+    scales::Rounded,
 };
 use stepalloc_tensor::{DataType, Number, Type, View, by_type};
 use stepalloc_threads as threads;
@@ -36,7 +37,7 @@ struct Bytes<'a> {
 }
 
 /// The highest bit, where elements are not of the type that a product wants.
-fn flip(dtype: DataType, wanted: DataType) -> u8 {
+pub(super) fn flip(dtype: DataType, wanted: DataType) -> u8 {
     if dtype == wanted { 0 } else { 0x80 }
 }
 
@@ -145,24 +146,17 @@ fn output_type(inputs: &Known<'_>, scale: usize, zero: usize) -> Result<DataType
 struct Requantized {
     /// Of the output.
     scale: f32,
-    zero: f32,
-    least: f32,
-    most: f32,
+    rounded: Rounded,
 }
 
 impl Requantized {
     fn new(scales: View<'_>, zero: View<'_>) -> Result<Self, String> {
-        let (zero, least, most) = match zero.dtype {
-            DataType::U8 => (f32::from(zero.elements::<u8>()[0]), 0.0, 255.0),
-            _ => (f32::from(zero.elements::<i8>()[0]), -128.0, 127.0),
+        let number = match zero.dtype {
+            DataType::U8 => zero.elements::<u8>()[0].into(),
+            _ => zero.elements::<i8>()[0].into(),
         };
-        Ok(Self { scale: scale(scales, 0)?, zero, least, most })
-    }
-
-    /// The element, whatever sign its type has: as a byte.
-    fn byte(&self, sum: i32, scale: f32) -> u8 {
-        let value = (sum as f32 * scale).round_ties_even() + self.zero;
-        value.clamp(self.least, self.most) as i32 as u8
+        let rounded = Rounded::new(zero.dtype, number).ok_or_else(|| no(zero.dtype))?;
+        Ok(Self { scale: scale(scales, 0)?, rounded })
     }
 }
 
@@ -277,7 +271,7 @@ impl MatMul {
                     let all = scale(*b_scale, b_at * n)?;
                     for (col, (to, &sum)) in out.iter_mut().zip(sums).enumerate() {
                         let b = if one_scale { all } else { scale(*b_scale, b_at * n + col)? };
-                        *to = quantized.byte(sum, a * b / quantized.scale);
+                        *to = quantized.rounded.sum(sum, a * b / quantized.scale);
                     }
                 }
             }
@@ -386,7 +380,7 @@ impl Conv {
             let scale = x_scale * scale(w_scales, filter)? / quantized.scale;
             let bias = bias.map_or(0, |bias| bias[filter]);
             let out = out[plane * places + begin..].iter_mut();
-            out.zip(sums).for_each(|(to, &sum)| *to = quantized.byte(sum.wrapping_add(bias), scale));
+            out.zip(sums).for_each(|(to, &sum)| *to = quantized.rounded.sum(sum.wrapping_add(bias), scale));
             Ok(())
         })
     }

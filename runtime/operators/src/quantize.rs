@@ -7,7 +7,7 @@ use stepalloc_kernels::{
     broadcast::{PARALLEL, PART},
     minifloat::{encode, is_minifloat, small_integer},
     no,
-    scales::{FEW, Few, Grid, Scales, is_read, load},
+    scales::{FEW, Few, Grid, Scales, is_read, load, nearest},
 };
 use stepalloc_tensor::{DataType, Element, Type, View, ViewMut, bf16, f16};
 use stepalloc_threads as threads;
@@ -71,14 +71,7 @@ fn range(dtype: DataType) -> Option<(f32, f32)> {
 /// A quotient rounded to an integer, ties to even, and the zero point added, within the range.
 #[inline(always)]
 fn round(quotient: f32, zero: f32, (least, largest): (f32, f32)) -> i32 {
-    /// 1.5 * 2^23: added to numbers below 2^22, it leaves no place for fractions, and the integer stands in the lowest bits.
-    const MAGIC: f32 = 12_582_912.0;
-    let (least, largest) = (least - zero, largest - zero);
-    // NaN becomes the least.
-    let x = if quotient > least { quotient } else { least };
-    let x = if x < largest { x } else { largest };
-    let rounded = (x + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as i32;
-    rounded + zero as i32
+    nearest(quotient, least - zero, largest - zero) + zero as i32
 }
 
 /// Rounds some, each with its zero point, and puts them by `put`.

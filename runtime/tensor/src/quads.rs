@@ -8,17 +8,17 @@ pub type Quad = [u8; 4];
 /// Columns of a panel.
 pub const WIDTH: usize = 64;
 
-/// Quads of a row or column of so many elements.
+/// Quads of a row or column of `depth` elements.
 pub const fn quads(depth: usize) -> usize {
     depth.div_ceil(4)
 }
 
-/// Bytes of the panels of so many columns.
+/// Bytes of the panels of `cols` columns.
 pub const fn panel_bytes(cols: usize, depth: usize) -> usize {
     cols.div_ceil(WIDTH) * quads(depth) * WIDTH * 4
 }
 
-/// Rows of so many elements, each filled up with zeros. `flip` is a bit that all have the other way.
+/// Rows of `depth` elements, each filled up with zeros. `flip` is a bit that all have the other way.
 pub fn rows(elements: &[u8], depth: usize, flip: u8) -> Vec<u8> {
     let mut made = vec![0; elements.len() / depth.max(1) * 4 * quads(depth)];
     let rows = made.chunks_exact_mut((4 * quads(depth)).max(1)).zip(elements.chunks_exact(depth.max(1)));

@@ -9,6 +9,7 @@ mod hostile;
 mod memory;
 mod openvino;
 mod passes;
+mod passes_bytes;
 mod passes_fused;
 mod planned;
 mod quantize;

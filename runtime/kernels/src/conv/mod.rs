@@ -1,9 +1,9 @@
-//! Convolutions of real numbers.
+//! Convolutions of real numbers, and of bytes with scales and zero points ([`quantized`]).
 //!
-//! Those of f32 in one or two dimensions are computed in place ([`direct`], and [`depthwise`] where channels have filters of their own), or place by place where there are few ([`dot`], and
-//! [`columns`] for many images). The
-//! others are products of matrices: the input is unrolled into scratch memory, row by row rather than element by element, for some
-//! rows of the output at a time, so that what is unrolled is still in a cache when it is multiplied.
+//! Those of f32 in one or two dimensions are computed in place ([`direct`], and [`depthwise`] where channels have filters of their own),
+//! or place by place where there are few ([`dot`], and [`columns`] for many images). The others are products of matrices: the input is
+//! unrolled into scratch memory, row by row rather than element by element, for some rows of the output at a time, so that what is
+//! unrolled is still in a cache when it is multiplied.
 
 mod columns;
 mod depthwise;

@@ -6,8 +6,9 @@
 
 use crate::conv::Sizes;
 use crate::conv::depthwise::{Depthwise, Plane};
-use crate::gemm::dot4::{self, Product, Quad, Rounded, Store, WIDTH, pack};
+use crate::gemm::dot4::{self, Product, Quad, Store, WIDTH, pack};
 use crate::gemm::quantized::Keep;
+use crate::scales::Rounded;
 use rten_simd::{Isa, SimdOp};
 use stepalloc_threads as threads;
 
@@ -36,14 +37,14 @@ pub struct Quantized<'a> {
 
 /// Bytes of scratch memory for a core.
 pub fn scratch(sizes: &Sizes) -> usize {
-    if sizes.is_depthwise() {
-        let window = &sizes.window;
+    match in_reals(sizes) {
         // The input and the output of a channel, and its weights.
-        let reals =
-            |depthwise: Depthwise| window.input() + window.output() + window.kernel() + depthwise.scratch();
-        return 4 * in_reals(sizes).map_or(window.output(), reals);
+        Some(depthwise) => {
+            let window = &sizes.window;
+            4 * (window.input() + window.output() + window.kernel() + depthwise.scratch())
+        }
+        None => parts(sizes).iter().sum(),
     }
-    parts(sizes).iter().sum()
 }
 
 /// How channels with filters of their own are computed in reals: their sums are exact in f32, as there are few.
@@ -79,13 +80,13 @@ impl Store for Put<'_, '_> {
         let (add, scale, rounded) = (self.adds[row], self.scales[row], self.rounded);
         let out = &mut self.out[row * self.places + self.begin + first..][..sums.len()];
         let Some(zeros) = self.w_zeros else {
-            out.iter_mut().zip(sums).for_each(|(to, &sum)| *to = rounded.byte(sum.wrapping_add(add), scale));
+            out.iter_mut().zip(sums).for_each(|(to, &sum)| *to = rounded.sum(sum.wrapping_add(add), scale));
             return;
         };
         let col_sums = &self.col_sums[first..];
         for ((to, &sum), &col_sum) in out.iter_mut().zip(sums).zip(col_sums) {
             let sum = sum.wrapping_add(add).wrapping_sub(zeros[row].wrapping_mul(col_sum));
-            *to = rounded.byte(sum, scale);
+            *to = rounded.sum(sum, scale);
         }
     }
 }
@@ -124,13 +125,6 @@ impl Quantized<'_> {
         let filter = first % (sizes.group * to);
         let image = sizes.from * window.input();
         let x = &x[first / to * image..][..image];
-        if sizes.is_depthwise() {
-            let sums = &mut bytemuck::cast_slice_mut(scratch)[..places];
-            out.chunks_exact_mut(places)
-                .enumerate()
-                .for_each(|(at, out)| self.fold(filter + at, x, sums, out));
-            return;
-        }
         let (depth, count) = (sizes.depth(), out.len() / places);
         let quads = dot4::quads(depth);
         let [panel, ones, _] = parts(sizes);
@@ -187,26 +181,14 @@ impl Quantized<'_> {
             let plane = first + at;
             let filter = plane % (sizes.group * sizes.to);
             let (zero, x_zero, add) = self.zeros_of(filter);
-            Widen { x: &self.x[plane / sizes.to * input..][..input], flip, zero: x_zero, to: &mut *x }
-                .dispatch();
+            let from = &self.x[plane / sizes.to * input..][..input];
+            Each { from, to: &mut *x, make: |x| (i32::from(x ^ flip) - x_zero) as f32 }.dispatch();
             w.iter_mut().zip(self.taps(filter)).for_each(|(to, &w)| *to = (i32::from(w as i8) - zero) as f32);
             let (bias, scale) = (add as f32, self.scales[filter]);
             Plane { depthwise, x, w, bias, out: &mut *sums, scratch: &mut *scratch, is_first: at == 0 }
                 .dispatch();
-            Narrow { x: sums, scale, rounded, to: out }.dispatch();
+            Each { from: sums, to: out, make: |sum| rounded.real(sum * scale) }.dispatch();
         }
-    }
-
-    /// A filter over a channel.
-    fn fold(&self, filter: usize, x: &[u8], sums: &mut [i32], out: &mut [u8]) {
-        let (zero, x_zero, add) = self.zeros_of(filter);
-        let taps = self.taps(filter);
-        // Nothing is padded here: elements are taken less their zero point, and what is added has no part of it.
-        self.sizes.window.fold(x, sums, add, |at| {
-            let w = i32::from(taps[at] as i8) - zero;
-            move |sum: i32, x: u8| sum.wrapping_add(w * (i32::from(x ^ self.flip) - x_zero))
-        });
-        dot4::round(sums, self.scales[filter], self.rounded, out);
     }
 
     fn taps(&self, filter: usize) -> &[u8] {
@@ -223,38 +205,18 @@ impl Quantized<'_> {
     }
 }
 
-/// Makes reals of bytes.
-struct Widen<'a> {
-    x: &'a [u8],
-    flip: u8,
-    zero: i32,
-    to: &'a mut [f32],
+/// Makes each element of another, compiled for the machine's vectors.
+struct Each<'a, A, B, F> {
+    from: &'a [A],
+    to: &'a mut [B],
+    make: F,
 }
 
-impl SimdOp for Widen<'_> {
+impl<A: Copy, B, F: Fn(A) -> B> SimdOp for Each<'_, A, B, F> {
     type Output = ();
 
     #[inline(always)]
     fn eval<I: Isa>(self, _: I) {
-        let Self { x, flip, zero, to } = self;
-        to.iter_mut().zip(x).for_each(|(to, &x)| *to = (i32::from(x ^ flip) - zero) as f32);
-    }
-}
-
-/// Makes bytes of reals.
-struct Narrow<'a> {
-    x: &'a [f32],
-    scale: f32,
-    rounded: Rounded,
-    to: &'a mut [u8],
-}
-
-impl SimdOp for Narrow<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn eval<I: Isa>(self, _: I) {
-        let Self { x, scale, rounded, to } = self;
-        to.iter_mut().zip(x).for_each(|(to, &x)| *to = rounded.real(x * scale));
+        self.to.iter_mut().zip(self.from).for_each(|(to, &from)| *to = (self.make)(from));
     }
 }

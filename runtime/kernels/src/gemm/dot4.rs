@@ -1,8 +1,8 @@
 //! Products of unsigned bytes by signed bytes, exact in sums of 32 bits, four bytes of a row and a column at a time.
 //!
-//! Columns lie in a panel ([`stepalloc_tensor::quads`]): four elements of a column side by side, beside those of the next column, as the dot products of
-//! processors take them (x86-64's VNNI; elsewhere products of 16 bits, which do not saturate either). Rows lie as they are. Either factor
-//! may be the signed one: weights of a convolution are rows, those of a product of matrices columns.
+//! Columns lie in a panel ([`stepalloc_tensor::quads`]): four elements of a column side by side, beside those of the next column, as
+//! processors' dot products take them (x86-64's VNNI; elsewhere products of 16 bits, which do not saturate either). Rows lie as they are.
+//! Either factor may be the signed one: weights of a convolution are rows, those of a product of matrices columns.
 
 pub use stepalloc_tensor::quads::{Quad, WIDTH, panel_bytes, quads};
 
@@ -264,50 +264,6 @@ impl<'x, F: Fn(usize) -> &'x [u8]> Work for Pack<'_, F> {
             }
         }
     }
-}
-
-/// How a sum becomes a byte: a multiple of it, rounded to even, and the zero point added, within bounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rounded {
-    /// The zero point.
-    pub zero: i32,
-    /// The least, which is not above the zero point plus 2^22.
-    pub least: i32,
-    /// The largest.
-    pub most: i32,
-}
-
-impl Rounded {
-    /// Of a sum and what the scales make of it.
-    #[inline(always)]
-    pub fn byte(self, sum: i32, scale: f32) -> u8 {
-        self.real(sum as f32 * scale)
-    }
-
-    /// Of a number in units of the output's scale.
-    #[inline(always)]
-    pub fn real(self, x: f32) -> u8 {
-        /// 1.5 * 2^23: added to numbers below 2^22, it leaves no place for fractions, and the integer stands in the lowest bits.
-        const MAGIC: f32 = 12_582_912.0;
-        let (least, most) = ((self.least - self.zero) as f32, (self.most - self.zero) as f32);
-        // NaN becomes the least.
-        let x = if x > least { x } else { least };
-        let x = if x < most { x } else { most };
-        ((x + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as i32 + self.zero) as u8
-    }
-}
-
-/// Makes bytes of sums that have one scale.
-pub fn round(sums: &[i32], scale: f32, rounded: Rounded, out: &mut [u8]) {
-    struct Round<'a>(&'a [i32], f32, Rounded, &'a mut [u8]);
-    impl Work for Round<'_> {
-        #[inline(always)]
-        fn on<M: Machine, const COLS: usize>(self, _: M) {
-            let Self(sums, scale, rounded, out) = self;
-            out.iter_mut().zip(sums).for_each(|(to, &sum)| *to = rounded.byte(sum, scale));
-        }
-    }
-    dispatch(Round(sums, scale, rounded, out));
 }
 
 /// What is done with sums.

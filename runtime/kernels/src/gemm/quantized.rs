@@ -1,6 +1,7 @@
 //! Products of matrices of bytes with scales and zero points, whose sums become bytes again at once, or reals.
 
-use super::dot4::{self, Product, Quad, Rounded, Store, WIDTH, pack};
+use super::dot4::{self, Product, Quad, Store, WIDTH, pack};
+use crate::scales::Rounded;
 use stepalloc_threads as threads;
 
 /// The right factor.
@@ -20,7 +21,7 @@ pub enum Out<'o> {
     Reals(&'o mut [f32]),
 }
 
-/// Products of matrices, each of so many rows and columns, and so deep.
+/// Products of matrices of one size, one after the other.
 #[derive(Clone, Copy)]
 pub struct Products<'a> {
     /// Rows, columns and elements of each.
@@ -56,7 +57,7 @@ fn parts([rows, _, depth]: [usize; 3], flips: bool, is_packed: bool) -> [usize; 
 impl Products<'_> {
     /// Computes them, in [`scratch`] memory for each core that takes part.
     pub fn run(&self, out: Out<'_>, scratch_memory: &mut [u8]) {
-        let [rows, cols, depth] = self.size;
+        let [_, cols, depth] = self.size;
         let for_one = scratch(self.size, self.flip != 0, matches!(self.right, Right::Packed(_))).max(1);
         let small = self.left.len().saturating_mul(cols) < crate::gemm::PARALLEL;
         let cores = if small { 1 } else { (scratch_memory.len() / for_one).max(1) };
@@ -64,7 +65,7 @@ impl Products<'_> {
         match out {
             Out::Bytes(out, rounded) => {
                 let make = |number: usize, out: &mut [u8], scratch: &mut [u8]| {
-                    self.rows(number * share, out, scratch, &|to, sum, scale| *to = rounded.byte(sum, scale));
+                    self.rows(number * share, out, scratch, &|to, sum, scale| *to = rounded.sum(sum, scale));
                 };
                 threads::pieces_of_two((out, share * cols), (scratch_memory, for_one), 1, &make);
             }
@@ -75,7 +76,6 @@ impl Products<'_> {
                 threads::pieces_of_two((out, share * cols), (scratch_memory, for_one), 1, &make);
             }
         }
-        debug_assert!(rows * cols > 0);
     }
 
     /// Some rows of all, from `first` on.
@@ -100,7 +100,7 @@ impl Products<'_> {
         scratch: &mut [u8],
         make: &impl Fn(&mut T, i32, f32),
     ) {
-        let [rows, cols, depth] = self.size;
+        let [_, cols, depth] = self.size;
         let quads = dot4::quads(depth);
         let is_packed = matches!(self.right, Right::Packed(_));
         let [sums, laid, panel, _] = parts(self.size, self.flip != 0, is_packed);
@@ -108,7 +108,6 @@ impl Products<'_> {
         let (laid, rest) = rest.split_at_mut(laid);
         let (panel, ones) = rest.split_at_mut(panel);
         let row_sums: &mut [i32] = &mut bytemuck::cast_slice_mut(row_sums)[..left.len() / depth];
-        debug_assert!(row_sums.len() <= rows);
         let with_zeros = self.right_zeros.iter().any(|&zero| zero != 0);
         if with_zeros {
             for (sum, row) in row_sums.iter_mut().zip(left.chunks_exact(depth)) {
@@ -127,10 +126,11 @@ impl Products<'_> {
         };
         let (left, _) = left.as_chunks::<4>();
         let (panel, _) = panel.as_chunks_mut::<4>();
-        let mut adds = [0; WIDTH];
+        let (mut adds, mut zeros, mut scales) = ([0; WIDTH], [0; WIDTH], [0.0; WIDTH]);
         for (number, begin) in (0..cols).step_by(WIDTH).enumerate() {
             let count = (cols - begin).min(WIDTH);
-            let zeros = one_or_some(self.right_zeros, begin, count);
+            of_columns(self.right_zeros, begin, &mut zeros[..count]);
+            of_columns(self.scales, begin, &mut scales[..count]);
             match self.adds {
                 Some(told) => adds[..count].copy_from_slice(&told[begin..][..count]),
                 None => adds.fill(0),
@@ -147,8 +147,8 @@ impl Products<'_> {
                     let mut col_sums = [0; WIDTH];
                     let store = Keep(&mut col_sums);
                     Product { rows: ones, quads, panel, cols: count, cols_signed: true, store }.run();
-                    for (at, (add, sum)) in adds.iter_mut().zip(col_sums).enumerate().take(count) {
-                        let sum = sum.wrapping_sub(zeros.at(at).wrapping_mul(depth as i32));
+                    for ((add, sum), zero) in adds.iter_mut().zip(col_sums).zip(zeros) {
+                        let sum = sum.wrapping_sub(zero.wrapping_mul(depth as i32));
                         *add = add.wrapping_sub(sum.wrapping_mul(self.left_zero.into()));
                     }
                     &*panel
@@ -159,9 +159,9 @@ impl Products<'_> {
                 cols,
                 begin,
                 row_sums: with_zeros.then_some(&*row_sums),
-                zeros,
+                zeros: &zeros,
                 adds: &adds,
-                scales: one_or_some(self.scales, begin, count),
+                scales: &scales,
                 make,
             };
             Product { rows: left, quads, panel, cols: count, cols_signed: true, store }.run();
@@ -169,26 +169,11 @@ impl Products<'_> {
     }
 }
 
-/// One for all columns, or one for each.
-#[derive(Clone, Copy)]
-enum OneOrSome<'a, T> {
-    One(T),
-    Some(&'a [T]),
-}
-
-fn one_or_some<T: Copy>(all: &[T], first: usize, count: usize) -> OneOrSome<'_, T> {
+/// Of some columns those that are one for all, or one for each.
+fn of_columns<T: Copy>(all: &[T], first: usize, to: &mut [T]) {
     match *all {
-        [one] => OneOrSome::One(one),
-        _ => OneOrSome::Some(&all[first..][..count]),
-    }
-}
-
-impl<T: Copy> OneOrSome<'_, T> {
-    fn at(self, index: usize) -> T {
-        match self {
-            Self::One(one) => one,
-            Self::Some(all) => all[index],
-        }
+        [one] => to.fill(one),
+        _ => to.copy_from_slice(&all[first..][..to.len()]),
     }
 }
 
@@ -199,9 +184,9 @@ struct Put<'o, 'a, T, F> {
     /// The panel's first column.
     begin: usize,
     row_sums: Option<&'a [i32]>,
-    zeros: OneOrSome<'a, i32>,
-    adds: &'a [i32],
-    scales: OneOrSome<'a, f32>,
+    zeros: &'a [i32; WIDTH],
+    adds: &'a [i32; WIDTH],
+    scales: &'a [f32; WIDTH],
     make: &'a F,
 }
 
@@ -209,33 +194,13 @@ impl<T, F: Fn(&mut T, i32, f32)> Store for Put<'_, '_, T, F> {
     #[inline(always)]
     fn store(&mut self, row: usize, first: usize, sums: &[i32]) {
         let out = &mut self.out[row * self.cols + self.begin + first..][..sums.len()];
-        let mut whole = [0; WIDTH];
-        let whole = &mut whole[..sums.len()];
-        let adds = &self.adds[first..][..sums.len()];
-        whole.iter_mut().zip(sums).zip(adds).for_each(|((to, sum), add)| *to = sum.wrapping_add(*add));
-        if let Some(row_sums) = self.row_sums {
-            match self.zeros {
-                OneOrSome::One(zero) => {
-                    let with_zero = zero.wrapping_mul(row_sums[row]);
-                    whole.iter_mut().for_each(|sum| *sum = sum.wrapping_sub(with_zero));
-                }
-                OneOrSome::Some(zeros) => {
-                    for (sum, zero) in whole.iter_mut().zip(&zeros[first..]) {
-                        *sum = sum.wrapping_sub(zero.wrapping_mul(row_sums[row]));
-                    }
-                }
-            }
-        }
-        match self.scales {
-            OneOrSome::One(scale) => {
-                out.iter_mut().zip(&*whole).for_each(|(to, &sum)| (self.make)(to, sum, scale));
-            }
-            OneOrSome::Some(scales) => {
-                let scales = &scales[first..][..out.len()];
-                for ((to, &sum), &scale) in out.iter_mut().zip(&*whole).zip(scales) {
-                    (self.make)(to, sum, scale);
-                }
-            }
+        let of = |all: &[i32; WIDTH], at: usize| all[first + at];
+        // Of columns without zero points it is nothing.
+        let row_sum = self.row_sums.map_or(0, |sums| sums[row]);
+        for (at, (to, &sum)) in out.iter_mut().zip(sums).enumerate() {
+            let with_zero = of(self.zeros, at).wrapping_mul(row_sum);
+            let sum = sum.wrapping_add(of(self.adds, at)).wrapping_sub(with_zero);
+            (self.make)(to, sum, self.scales[first + at]);
         }
     }
 }

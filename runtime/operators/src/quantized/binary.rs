@@ -4,8 +4,7 @@ use super::{Call, Definition, Known, Operator, Type, Unclear, made_type, rounded
 use crate::elementwise::broadcast_types;
 use rten_simd::{Isa, SimdOp};
 use stepalloc_kernels::broadcast::Walk;
-use stepalloc_kernels::gemm::dot4::Rounded;
-use stepalloc_kernels::no;
+use stepalloc_kernels::{no, scales::Rounded};
 use stepalloc_tensor::{DataType, View};
 
 /// Elements that are reals at a time.
@@ -21,7 +20,7 @@ struct Scaled {
 /// Either input may be of f32.
 pub(super) struct Binary<F> {
     operands: [Scaled; 2],
-    /// One by the output's scale.
+    /// The output's.
     scale: f32,
     dtype: DataType,
     rounded: Rounded,

@@ -5,7 +5,8 @@ use crate::conv::Filters;
 use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::conv::Sizes;
 use stepalloc_kernels::conv::quantized::{Quantized, scratch};
-use stepalloc_kernels::gemm::dot4::{Rounded, quads};
+use stepalloc_kernels::gemm::dot4::quads;
+use stepalloc_kernels::scales::Rounded;
 use stepalloc_tensor::{DataType, View};
 use stepalloc_threads as threads;
 

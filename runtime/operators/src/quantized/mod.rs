@@ -7,10 +7,9 @@ mod conv;
 mod product;
 mod table;
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Unclear, integer, typed};
 use stepalloc_graph::Attributes;
-use stepalloc_kernels::gemm::dot4::Rounded;
-use stepalloc_kernels::no;
+use stepalloc_kernels::{no, scales::Rounded};
 use stepalloc_tensor::{DataType, Type};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -37,24 +36,21 @@ fn made_type(attributes: &Attributes) -> Result<DataType, String> {
 
 /// How results become bytes of a type.
 fn rounded(attributes: &Attributes, dtype: DataType) -> Result<Rounded, String> {
-    let (least, most) = match dtype {
-        DataType::U8 => (0, 255),
-        DataType::I8 => (-128, 127),
-        _ => return Err(no(dtype)),
+    let all = Rounded::new(dtype, 0).ok_or_else(|| no(dtype))?;
+    let told = |name: &str, usual: i32| {
+        attributes.int(name, usual.into()).clamp(all.least.into(), all.most.into()) as i32
     };
-    let bound =
-        |name: &str, usual: i32| attributes.int(name, usual.into()).clamp(least.into(), most.into()) as i32;
-    let (told_least, told_most) = (bound("least", least), bound("most", most));
-    if told_least > told_most {
-        return Err(format!("its least byte {told_least} is above its largest {told_most}"));
+    let (least, most) = (told("least", all.least), told("most", all.most));
+    if least > most {
+        return Err(format!("its least byte {least} is above its largest {most}"));
     }
-    Ok(Rounded { zero: bound("y_zero", 0), least: told_least, most: told_most })
+    Ok(Rounded { zero: told("y_zero", 0), least, most })
 }
 
 /// Checks that an input has bytes, and gives what makes them the other kind where they are not of the kind that is wanted.
 fn flip(dtype: DataType, wanted: DataType) -> Result<u8, String> {
     match dtype {
-        DataType::U8 | DataType::I8 => Ok(if dtype == wanted { 0 } else { 0x80 }),
+        DataType::U8 | DataType::I8 => Ok(integer::flip(dtype, wanted)),
         _ => Err(no(dtype)),
     }
 }

@@ -1,9 +1,9 @@
 //! Products of matrices of bytes.
 
 use super::{Call, Definition, Known, Operator, Type, Unclear, flip, made_type, rounded, typed};
-use stepalloc_kernels::gemm::dot4::{Rounded, panel_bytes};
+use stepalloc_kernels::gemm::dot4::panel_bytes;
 use stepalloc_kernels::gemm::quantized::{Out, Products, Right, scratch};
-use stepalloc_kernels::no;
+use stepalloc_kernels::{no, scales::Rounded};
 use stepalloc_tensor::DataType;
 use stepalloc_threads as threads;
 
