@@ -193,14 +193,15 @@ struct Put<'o, 'a, T, F> {
 impl<T, F: Fn(&mut T, i32, f32)> Store for Put<'_, '_, T, F> {
     #[inline(always)]
     fn store(&mut self, row: usize, first: usize, sums: &[i32]) {
-        let out = &mut self.out[row * self.cols + self.begin + first..][..sums.len()];
-        let of = |all: &[i32; WIDTH], at: usize| all[first + at];
+        let count = sums.len();
+        let out = &mut self.out[row * self.cols + self.begin + first..][..count];
+        let (adds, zeros) = (&self.adds[first..][..count], &self.zeros[first..][..count]);
+        let scales = &self.scales[first..][..count];
         // Of columns without zero points it is nothing.
         let row_sum = self.row_sums.map_or(0, |sums| sums[row]);
-        for (at, (to, &sum)) in out.iter_mut().zip(sums).enumerate() {
-            let with_zero = of(self.zeros, at).wrapping_mul(row_sum);
-            let sum = sum.wrapping_add(of(self.adds, at)).wrapping_sub(with_zero);
-            (self.make)(to, sum, self.scales[first + at]);
+        for ((((to, &sum), add), zero), &scale) in out.iter_mut().zip(sums).zip(adds).zip(zeros).zip(scales) {
+            let sum = sum.wrapping_add(*add).wrapping_sub(zero.wrapping_mul(row_sum));
+            (self.make)(to, sum, scale);
         }
     }
 }
