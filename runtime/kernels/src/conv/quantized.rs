@@ -1,8 +1,8 @@
 //! Convolutions of bytes with scales and zero points, whose sums become bytes again at once.
 //!
 //! What the windows meet is laid out as columns of bytes, some rows of the output at a time, and multiplied with the filters
-//! ([`dot4`]); where a window is one element the planes are the columns. Where each channel has filters of its own, they are convolutions of reals: sums of
-//! a few products of bytes are exact in f32.
+//! ([`dot4`]); where a window is one element the planes are the columns. Where each channel has filters of its own, they are
+//! convolutions of reals: sums of a few products of bytes are exact in f32.
 
 use crate::conv::Sizes;
 use crate::conv::depthwise::{Depthwise, Plane};
