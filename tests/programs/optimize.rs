@@ -97,7 +97,7 @@ fn errors_say_what_there_is() {
         (vec!["-o", "/nowhere/out.onnx"], "/nowhere/out.onnx"),
         (
             vec!["-o", "/dev/null", "--disable", "conv"],
-            "there is no pass conv; passes are halves, constant-folding",
+            "there is no pass conv; passes are halves, bytes, constant-folding",
         ),
         (vec!["-o", "/dev/null", "--level", "most"], "disable, basic, extended, all"),
         (vec!["-o", "/dev/null", "--fold-limit", "much"], "whole number of bytes"),
