@@ -2,7 +2,7 @@
 //!
 //! | module | what it computes |
 //! |---|---|
-//! | [`gemm`] | products of matrices: f32 and other numbers, 8-bit integers, few rows, one row, constant factors packed once |
+//! | [`gemm`] | products of matrices: f32 and other numbers, 8-bit integers, weights of fewer bits, few rows, one row, constant factors packed once |
 //! | [`conv`] | convolutions, and the windows that pools have too |
 //! | [`attention`], [`real`], [`activation`] | attention head by head; products and functions of f32 and f64 that nets with a state are made of |
 //! | [`vector`] | functions of f32, a vector at a time |

@@ -29,7 +29,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
 ///
 /// Flipping the highest bit makes signed ones unsigned and the other way round: 128 more or less, and so are their zero points.
 #[derive(Clone, Copy)]
-struct Bytes<'a> {
+pub(super) struct Bytes<'a> {
     elements: &'a [u8],
     /// As many as are told; one that is 0 where none is.
     zeros: &'a [u8],
@@ -42,13 +42,13 @@ pub(super) fn flip(dtype: DataType, wanted: DataType) -> u8 {
 }
 
 impl<'a> Bytes<'a> {
-    fn new(view: &View<'a>, zeros: Option<View<'a>>, wanted: DataType) -> Self {
+    pub(super) fn new(view: &View<'a>, zeros: Option<View<'a>>, wanted: DataType) -> Self {
         let flip = flip(view.dtype, wanted);
         Self { elements: view.bytes, zeros: zeros.map_or(&[0], |zeros| zeros.bytes), flip }
     }
 
     /// Some elements, of the sign that is wanted: where they are, or in `copy`.
-    fn part<'p>(&self, range: Range<usize>, copy: &'p mut [u8]) -> &'p [u8]
+    pub(super) fn part<'p>(&self, range: Range<usize>, copy: &'p mut [u8]) -> &'p [u8]
     where
         'a: 'p,
     {
@@ -70,7 +70,7 @@ impl<'a> Bytes<'a> {
     }
 
     /// Those of the rows or columns from `first` on.
-    fn fill_zeros(&self, first: usize, to: &mut [u8]) {
+    pub(super) fn fill_zeros(&self, first: usize, to: &mut [u8]) {
         to.iter_mut().enumerate().for_each(|(at, to)| *to = self.zero(first + at));
     }
 }
@@ -81,7 +81,7 @@ fn is_nothing(outputs: &[Type]) -> bool {
 }
 
 /// Parts of scratch memory, one after the other; those of whole words come first.
-fn split<const N: usize>(scratch: &mut [u8], sizes: [usize; N]) -> [&mut [u8]; N] {
+pub(super) fn split<const N: usize>(scratch: &mut [u8], sizes: [usize; N]) -> [&mut [u8]; N] {
     let mut rest = scratch;
     sizes.map(|size| {
         let part;

@@ -9,6 +9,7 @@ use stepalloc_tensor::{Ints, Tensor, Type, axis};
 
 mod attention;
 mod batchnorm;
+mod bias_gelu;
 mod borders;
 mod cast;
 mod causal;
@@ -20,22 +21,27 @@ mod deform;
 mod determinant;
 mod einsum;
 mod elementwise;
+mod embed;
 mod extremes;
 mod fills;
 mod fourier;
+mod fused_gemm;
 mod grid;
 mod image;
 mod index;
 mod integer;
+mod integer_products;
 mod logic;
 mod loss;
 mod matmul;
+mod matmul_nbits;
 mod movement;
 mod ngrams;
 mod normalize;
 mod numeric;
 mod optimize;
 mod pool;
+mod qlinear;
 mod quantize;
 mod quantized;
 mod quantized_lstm;
@@ -121,15 +127,23 @@ pub fn make(node: &Definition<'_>) -> Made {
     FAMILIES.iter().find_map(|make| make(node))
 }
 
-/// Operators of ONNX Runtime's own domain: those that passes make, and some that its tools do.
+/// Operators of ONNX Runtime's own domain: those that passes make, and those that it writes when it saves a model that it optimized
+/// or quantized.
 fn microsoft(node: &Definition<'_>) -> Made {
     match node.op {
-        "FusedConv" => conv::make(node),
-        "Gelu" | "FastGelu" | "QuickGelu" => unary::make(node),
-        "FusedMatMul" => matmul::make(node),
+        "Attention" => attention::make(node),
+        "BiasGelu" => bias_gelu::make(node),
         "DynamicQuantizeLSTM" => quantized_lstm::make(node),
-        "SkipLayerNormalization" => skip_normalize::make(node),
-        _ => None,
+        "DynamicQuantizeMatMul" | "MatMulIntegerToFloat" | "QGemm" => integer_products::make(node),
+        "EmbedLayerNormalization" => embed::make(node),
+        "FastGelu" if node.inputs.get(1) == Some(&true) => bias_gelu::make(node),
+        "FusedConv" => conv::make(node),
+        "FusedGemm" => fused_gemm::make(node),
+        "FusedMatMul" => matmul::make(node),
+        "Gelu" | "FastGelu" | "QuickGelu" => unary::make(node),
+        "MatMulNBits" => matmul_nbits::make(node),
+        "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization" => skip_normalize::make(node),
+        _ => qlinear::make(node),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
 use smallvec::SmallVec;
-use stepalloc_graph::{PackSpec, Prepacked};
+use stepalloc_graph::{Attributes, PackSpec, Prepacked};
 use stepalloc_kernels::gemm::prepacked::{Packed, PackedBMatrix};
 use stepalloc_kernels::{
     broadcast::{Walk, broadcast},
@@ -26,11 +26,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
                 rows_first: told(["transBatchA", "transBatchB"]),
             })
         }
-        "Gemm" => Box::new(Gemm {
-            alpha: attributes.float("alpha", 1.0),
-            beta: attributes.float("beta", 1.0),
-            transposed: [attributes.int("transA", 0) != 0, attributes.int("transB", 0) != 0],
-        }),
+        "Gemm" => Box::new(Gemm::new(attributes)),
         _ => return None,
     }))
 }
@@ -309,7 +305,7 @@ fn is_half(dtype: DataType) -> bool {
 }
 
 /// One product, scaled, and a term that is broadcast.
-struct Gemm {
+pub(super) struct Gemm {
     alpha: f32,
     beta: f32,
     /// Whether either operand is given turned.
@@ -317,6 +313,14 @@ struct Gemm {
 }
 
 impl Gemm {
+    pub(super) fn new(attributes: &Attributes) -> Self {
+        Self {
+            alpha: attributes.float("alpha", 1.0),
+            beta: attributes.float("beta", 1.0),
+            transposed: [attributes.int("transA", 0) != 0, attributes.int("transB", 0) != 0],
+        }
+    }
+
     /// Rows, columns, and depth.
     fn sizes(&self, a: &[usize], b: &[usize]) -> Result<[usize; 3], String> {
         let (&[a_rows, a_cols], &[b_rows, b_cols]) = (a, b) else {

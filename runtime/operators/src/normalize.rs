@@ -12,6 +12,11 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
     let what = match node.op {
         "LayerNormalization" => What::Layer,
         "RMSNormalization" => What::Rms,
+        // What ONNX Runtime calls it.
+        "SimplifiedLayerNormalization" if node.outputs.get(1).copied().unwrap_or(false) => {
+            return Some(Err("its deviation is not among what it gives here".into()));
+        }
+        "SimplifiedLayerNormalization" => What::Rms,
         "InstanceNormalization" => What::Instance,
         "GroupNormalization" => match attributes.opt_int("num_groups").map(usize::try_from) {
             Some(Ok(groups @ 1..)) => What::Group { groups, each: node.opset >= 21 },

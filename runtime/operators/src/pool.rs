@@ -4,6 +4,7 @@ use super::sliding::sliding;
 use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
 use rten_simd::{Isa, SimdOp};
 use smallvec::SmallVec;
+use stepalloc_graph::Attributes;
 use stepalloc_kernels::{
     blocks::{BLOCK, Source, Wide, put},
     conv::window::{Axis, Sliding, Window},
@@ -16,13 +17,7 @@ use stepalloc_threads as threads;
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
     let norm = || Of::norm(attributes.int("p", 2));
-    let pool = |of: Result<Of, String>| {
-        let sliding = sliding(attributes)?;
-        if sliding.kernel.is_none() {
-            return Err("it is told no kernel_shape".to_owned());
-        }
-        Ok(Box::new(Pool { sliding, of: of?, by_columns: attributes.int("storage_order", 0) != 0 }) as _)
-    };
+    let pool = |of: Result<Of, String>| Pool::new(attributes, of?).map(|pool| Box::new(pool) as _);
     let global = |of: Result<Of, String>| Ok(Box::new(Global(of?)) as _);
     Some(match node.op {
         "MaxPool" => pool(Ok(Of::Max)),
@@ -38,7 +33,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
 
 /// What is made of the elements of a window.
 #[derive(Clone, Copy)]
-enum Of {
+pub(super) enum Of {
     Max,
     /// Whether what is padded counts.
     Average {
@@ -56,7 +51,7 @@ impl Of {
 }
 
 /// One number of each window.
-struct Pool {
+pub(super) struct Pool {
     sliding: Sliding,
     of: Of,
     /// Indices count the first spatial dimension fastest.
@@ -64,10 +59,21 @@ struct Pool {
 }
 
 impl Pool {
+    pub(super) fn new(attributes: &Attributes, of: Of) -> Result<Self, String> {
+        let sliding = sliding(attributes)?;
+        if sliding.kernel.is_none() {
+            return Err("it is told no kernel_shape".into());
+        }
+        Ok(Self { sliding, of, by_columns: attributes.int("storage_order", 0) != 0 })
+    }
+
     fn window(&self, shape: &[usize]) -> Result<Window, String> {
-        let kernel = self.sliding.kernel.as_deref().unwrap_or_default();
-        let space = shape.get(2..).ok_or_else(|| format!("an input {shape:?} has no channels"))?;
-        self.sliding.window(space, kernel)
+        self.window_of(shape.get(2..).ok_or_else(|| format!("an input {shape:?} has no channels"))?)
+    }
+
+    /// The windows of a plane.
+    pub(super) fn window_of(&self, space: &[usize]) -> Result<Window, String> {
+        self.sliding.window(space, self.sliding.kernel.as_deref().unwrap_or_default())
     }
 }
 
@@ -184,7 +190,7 @@ fn average<W: Wide>(window: &Window, plane: &mut [W], padded: bool) {
 }
 
 /// Folds the windows of a plane.
-fn plane(window: &Window, of: Of, from: &[f32], to: &mut [f32]) {
+pub(super) fn plane(window: &Window, of: Of, from: &[f32], to: &mut [f32]) {
     match of {
         Of::Max => window.fold(from, to, f32::NEG_INFINITY, |_| larger),
         Of::Average { padded } => {

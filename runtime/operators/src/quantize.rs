@@ -122,6 +122,32 @@ impl<T: Copy + Into<f32>> SimdOp for Reals<'_, '_, T> {
     }
 }
 
+/// Reals to bytes of one scale and zero point, U8 or I8; on all cores if they are many.
+pub(super) fn to_bytes(x: &[f32], (scale, zero): (f32, f32), dtype: DataType, out: &mut [u8]) {
+    let range = range(dtype).unwrap_or(BYTE);
+    let least = if x.len() < PARALLEL { usize::MAX } else { 1 };
+    threads::pieces(out, PART, least, &|part, out| {
+        Bytes { x: &x[part * PART..][..out.len()], scale, zero, range, out }.dispatch();
+    });
+}
+
+/// Bytes of one scale and zero point, U8 or I8, to reals.
+pub(super) fn to_reals(dtype: DataType, x: &[u8], (scale, zero): (f32, f32), out: &mut [f32]) {
+    match dtype {
+        DataType::I8 => Reals { x: bytemuck::cast_slice::<_, i8>(x), scale, zero, out }.dispatch(),
+        _ => Reals { x, scale, zero, out }.dispatch(),
+    }
+}
+
+/// The scale and the zero point with which bytes use their whole range for these.
+pub(super) fn scale_of(x: &[f32]) -> (f32, f32) {
+    let (least, largest) = rten_vecmath::MinMax::new(x).dispatch();
+    // Zero is always a number that there is.
+    let (least, largest) = (least.min(0.0), largest.max(0.0));
+    let scale = if least == largest { 1.0 } else { (largest - least) / 255.0 };
+    (scale, (-least / scale).clamp(0.0, 255.0).round_ties_even())
+}
+
 /// Reals to numbers of few bits.
 struct Quantize(Told);
 
@@ -284,18 +310,10 @@ impl Operator for DynamicQuantize {
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
-        let x = call.input(0)?;
-        let (least, largest) = rten_vecmath::MinMax::new(x.elements()).dispatch();
-        // Zero is always a number that there is.
-        let (least, largest) = (least.min(0.0), largest.max(0.0));
-        let scale = if least == largest { 1.0 } else { (largest - least) / 255.0 };
-        let zero = (-least / scale).clamp(0.0, 255.0).round_ties_even();
+        let x = call.input(0)?.elements();
+        let (scale, zero) = scale_of(x);
         if let Some(out) = call.opt_output(0) {
-            let x = x.elements();
-            let least = if x.len() < PARALLEL { usize::MAX } else { 1 };
-            threads::pieces(out.bytes, PART, least, &|part, out| {
-                Bytes { x: &x[part * PART..][..out.len()], scale, zero, range: BYTE, out }.dispatch();
-            });
+            to_bytes(x, (scale, zero), DataType::U8, out.bytes);
         }
         if let Some(out) = call.opt_output(1) {
             out.elements().copy_from_slice(&[scale]);

@@ -30,9 +30,6 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "Elu" => Function::Elu { slope: 1.0, scale: alpha(1.0), rate: 1.0 },
         "Erf" => Function::Erf,
         "Exp" => Function::Exp,
-        "FastGelu" if node.inputs.iter().skip(1).any(|&there| there) => {
-            return Some(Err("with a bias it is not known".into()));
-        }
         "FastGelu" => Function::TanhGelu,
         "Floor" => Function::Floor,
         "Gelu" => match attributes.text("approximate", "none") {

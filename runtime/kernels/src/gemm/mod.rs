@@ -7,6 +7,7 @@
 pub mod dot4;
 pub mod gemv;
 pub mod int8;
+pub mod nbits;
 pub mod prepacked;
 pub mod quantized;
 pub mod small_m;

@@ -1,10 +1,12 @@
 //! Attention: softmax(Q K^T + bias) V, head by head.
 //!
 //! Here inputs are checked and laid out: keys and values of the past in front of the new ones, halves as f32. What is done to each
-//! head is in `stepalloc_kernels::attention`; linear and flexible attention, and the one that passes make, have files of their own.
+//! head is in `stepalloc_kernels::attention`; linear and flexible attention, the one that passes make,
+//! and that of com.microsoft, have files of their own.
 
 mod flex;
 mod linear;
+mod microsoft;
 mod rotary;
 mod scaled;
 
@@ -18,6 +20,9 @@ use stepalloc_tensor::{DataType, Type, View, ViewMut};
 
 pub(crate) fn make(node: &Definition<'_>) -> Made {
     Some(match node.op {
+        "Attention" if node.domain == "com.microsoft" => {
+            microsoft::Fused::new(node).map(|made| Box::new(made) as _)
+        }
         "Attention" if node.domain != "ai.onnx.preview" => {
             Attention::new(node).map(|made| Box::new(made) as _)
         }
