@@ -28,9 +28,9 @@ mod model;
 
 pub use model::Model;
 pub use stepalloc_graph::{
-    ArenaExtendStrategy, Arenas, Binding, Cancel, Changes, Declared, Dim, Error, Figures, Graph, Level, Node,
-    NodeProfile, Optimization, Options, PASSES, Pass, PlannedBlock, PlannedRun, PlannedStep, PlannedValue,
-    Profile, RunOptions, Session, Statistics, Value, ValueId,
+    ArenaExtendStrategy, Arenas, Binding, Cancel, Changes, Declared, Dim, Error, Figures, Graph, Level,
+    Needs, Node, NodeProfile, Optimization, Options, PASSES, Pass, PlannedBlock, PlannedRun, PlannedStep,
+    PlannedValue, Profile, RunOptions, Session, Statistics, UnknownOperators, Value, ValueId,
 };
 pub use stepalloc_onnx::read_tensor;
 pub use stepalloc_quantize::{Left, QuantizeDynamic, Quantized, WeightType};

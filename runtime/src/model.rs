@@ -80,7 +80,15 @@ impl Model {
         } else {
             stepalloc_onnx::read(bytes.clone(), &mut folder, &registry)
         };
+        // The weights of an IR lie beside it, and say nothing of themselves.
+        let beside = path.with_extension("xml");
+        let is_bin = path.extension().is_some_and(|extension| extension == "bin") && beside.is_file();
         let read = made.map(Self).map_err(|error| match error {
+            Error::Model(_) if is_bin => Error::Model(format!(
+                "{}: the weights of a model in OpenVINO's format: open {}",
+                path.display(),
+                beside.display()
+            )),
             Error::Model(what) => Error::Model(format!("{}: {what}", path.display())),
             other => other,
         });

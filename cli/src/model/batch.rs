@@ -1,74 +1,115 @@
-//! `model infer --find-batch`: the largest batch that fits into a limit.
+//! `model infer --find-batch`: the largest batch that fits into a limit, that of --max-mem, of --max-rss, or both.
 //!
 //! What a batch takes is told by its plan, without running it: batches are doubled until one does not fit, and then halved in between.
 
-use super::inputs::{self, Given};
+use super::inputs::{self, Given, Light};
+use super::rss::{Process, Total};
 use crate::size;
 use std::fmt;
-use stepalloc_runtime::{DataType, Dim, Error, Graph, Model, Options, Session, Tensor, Type, View};
+use stepalloc_runtime::{DataType, Dim, Error, Graph, Model, Needs, Options, Session, Tensor, Type, View};
 
 /// Batches that are tried at most.
 const MOST: usize = 1 << 24;
-/// Inputs of more bytes are planned by their types: what they hold is data, and decides nothing.
-const TELLING: usize = 4096;
+/// What a batch must keep to.
+pub(super) struct Limits {
+    /// That of --max-mem.
+    pub mem: Option<u64>,
+    /// That of --max-rss, and what asks what the process has.
+    pub rss: Option<(u64, fn() -> Result<Process, String>)>,
+}
 
 /// The largest batch that fits.
 pub(super) struct Found {
     pub batch: usize,
-    /// What it counts towards the limit.
+    /// What it counts towards --max-mem.
     pub bytes: u64,
-    /// What the next larger one would count, or why there is none.
-    next: Result<u64, String>,
+    /// What the process takes with it, where there is a --max-rss.
+    pub rss_bytes: Option<u64>,
+    /// What the next larger one would take, or why there is none.
+    next: Result<String, String>,
     /// All inputs, with shapes for this batch.
     pub given: Vec<Given>,
 }
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the largest batch is {}, of {}; ", self.batch, size::show(self.bytes))?;
+        let taken = Taken { bytes: self.bytes, rss_bytes: self.rss_bytes };
+        write!(f, "the largest batch is {}, of {taken}; ", self.batch)?;
         match &self.next {
-            Ok(bytes) => write!(f, "{} would take {}", self.batch + 1, size::show(*bytes)),
+            Ok(taken) => write!(f, "{} would take {taken}", self.batch + 1),
             Err(why) => write!(f, "none is larger: {why}"),
         }
     }
 }
 
-/// Finds it, by the plans of a session without a limit; the limit is that of the options.
+/// What a batch takes.
+#[derive(Clone, Copy)]
+struct Taken {
+    /// Of what --max-mem limits.
+    bytes: u64,
+    /// All of the process.
+    rss_bytes: Option<u64>,
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", size::show(self.bytes))?;
+        self.rss_bytes.map_or(Ok(()), |bytes| write!(f, " ({} with all of the process)", size::show(bytes)))
+    }
+}
+
+/// Finds it, by the plans of a session without a limit.
 pub(super) fn find(
     model: &Model,
     session: &Session,
     options: &Options,
+    limits: &Limits,
     given: &[Given],
 ) -> Result<Found, String> {
-    let limit = options.limit();
     let unlimited = Session::with_options(model, options.clone().max_mem(u64::MAX));
     let batches = Batches::new(session.graph(), given)?;
-    let bytes = |batch: usize| batches.bytes(&unlimited, batch);
-    let first = bytes(1).map_err(|error| error.to_string())?;
-    if first > limit {
-        let (wanted, limit) = (size::show(first), size::show(limit));
+    let needs = |batch: usize| batches.needs(&unlimited, batch);
+    let first = needs(1).map_err(|error| error.to_string())?;
+    // Once a plan is there: what the graph was optimized with is gone then.
+    let process = limits.rss.as_ref().map(|(limit, process)| Ok::<_, String>((*limit, process()?)));
+    let process = process.transpose()?;
+    let total = |needs: &Needs| process.as_ref().map(|(limit, process)| (*limit, Total::new(process, needs)));
+    let taken = |needs: &Needs| Taken {
+        bytes: needs.limited_bytes(),
+        rss_bytes: total(needs).map(|(_, total)| total.bytes()),
+    };
+    let fits = |needs: &Needs| {
+        limits.mem.is_none_or(|limit| needs.limited_bytes() <= limit)
+            && total(needs).is_none_or(|(limit, total)| total.bytes() <= limit)
+    };
+    if let Some(limit) = limits.mem.filter(|&limit| first.limited_bytes() > limit) {
+        let (wanted, limit) = (size::show(first.limited_bytes()), size::show(limit));
         return Err(format!("a batch of 1 takes {wanted}, more than the {limit} of --max-mem"));
     }
+    if let Some((limit, total)) = total(&first) {
+        total.check(limit).map_err(|error| format!("a batch of 1 does not fit: {error}"))?;
+    }
     // The largest that fits so far, and the smallest that does not.
-    let (mut fits, mut too_large) = ((1, first), None);
-    while too_large.is_none() && fits.0 < MOST {
-        match bytes(fits.0 * 2) {
-            Ok(taken) if taken <= limit => fits = (fits.0 * 2, taken),
-            Ok(taken) => too_large = Some((fits.0 * 2, Ok(taken))),
-            Err(why) => too_large = Some((fits.0 * 2, Err(why.to_string()))),
+    let (mut found, mut too_large) = ((1, taken(&first)), None);
+    while too_large.is_none() && found.0 < MOST {
+        match needs(found.0 * 2) {
+            Ok(needs) if fits(&needs) => found = (found.0 * 2, taken(&needs)),
+            Ok(needs) => too_large = Some((found.0 * 2, Ok(taken(&needs).to_string()))),
+            Err(why) => too_large = Some((found.0 * 2, Err(why.to_string()))),
         }
     }
     let (mut above, mut next) =
         too_large.unwrap_or((MOST + 1, Err(format!("no more than {MOST} are tried"))));
-    while above - fits.0 > 1 {
-        let middle = fits.0 + (above - fits.0) / 2;
-        match bytes(middle) {
-            Ok(taken) if taken <= limit => fits = (middle, taken),
-            Ok(taken) => (above, next) = (middle, Ok(taken)),
+    while above - found.0 > 1 {
+        let middle = found.0 + (above - found.0) / 2;
+        match needs(middle) {
+            Ok(needs) if fits(&needs) => found = (middle, taken(&needs)),
+            Ok(needs) => (above, next) = (middle, Ok(taken(&needs).to_string())),
             Err(why) => (above, next) = (middle, Err(why.to_string())),
         }
     }
-    Ok(Found { batch: fits.0, bytes: fits.1, next, given: batches.given(fits.0) })
+    let (batch, Taken { bytes, rss_bytes }) = found;
+    Ok(Found { batch, bytes, rss_bytes, next, given: batches.given(batch) })
 }
 
 /// A model's inputs, some of whose dimensions are the batch.
@@ -137,25 +178,22 @@ impl<'a> Batches<'a> {
         files.chain(shapes).collect()
     }
 
-    /// What a batch counts towards the limit.
-    fn bytes(&self, session: &Session, batch: usize) -> Result<u64, Error> {
+    /// What a batch takes.
+    fn needs(&self, session: &Session, batch: usize) -> Result<Needs, Error> {
         let wrong = |name: &str| Error::Argument(format!("input {name} would be too large"));
         let mut made = Vec::new();
         for (name, dtype, shape, at) in &self.shapes {
             let ty = Type::new(*dtype, Self::shape(shape, at, batch)).ok_or_else(|| wrong(name))?;
-            let tensor = (ty.bytes() <= TELLING).then(|| Tensor::zeroed(ty.clone()));
-            made.push((name, ty, tensor));
+            made.push((name, Light::from(ty)));
         }
         let view = |id: &usize| -> Option<View<'_>> {
             let name = &self.graph.values[*id].name;
             if let Some((_, tensor)) = self.files.iter().find(|(other, _)| other == name) {
                 return Some(tensor.view());
             }
-            let (_, ty, tensor) = made.iter().find(|(other, ..)| *other == name)?;
-            let by_type = View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] };
-            Some(tensor.as_ref().map_or(by_type, Tensor::view))
+            made.iter().find(|(other, _)| *other == name).map(|(_, light)| light.view())
         };
-        session.wanted_bytes(&self.graph.inputs.iter().map(view).collect::<Vec<_>>())
+        session.needs(&self.graph.inputs.iter().map(view).collect::<Vec<_>>())
     }
 }
 
@@ -180,7 +218,8 @@ mod tests {
         std::fs::write(&path, NET).expect("it is written");
         let (model, options) = (Model::open(&path).expect("a model"), Options::new().max_mem(1 << 20));
         let session = Session::with_options(&model, options.clone());
-        let found = find(&model, &session, &options, &[]).expect("a batch");
+        let limits = Limits { mem: Some(options.limit()), rss: None };
+        let found = find(&model, &session, &options, &limits, &[]).expect("a batch");
         assert_eq!(found.batch, MOST);
         // 4 PiB: more than a process has addresses for.
         let error = inputs::tensors(session.graph(), &found.given).expect_err("too large");

@@ -6,15 +6,17 @@ use super::passes;
 use super::profile;
 use super::reload;
 use super::report::{self, About};
+use super::rss::{Process, Total};
 use crate::counting;
 use crate::os::{Resident, Usage, forget_peak, mapped_of};
 use crate::output::{self, Output, OutputError, say};
 use crate::size;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
-use stepalloc_runtime::{Binding, Graph, Model, Options, Profile, RunOptions, Session, Tensor};
+use stepalloc_runtime::{Binding, Error, Graph, Model, Needs, Options, Profile, RunOptions, Session, Tensor};
 
 /// Runs before faults are counted: the arena's pages come in the first, and threads' packing buffers with it.
 const WARM: usize = 2;
@@ -24,6 +26,7 @@ const GROWS: u8 = 1;
 /// Run a model, and say what memory it takes
 #[derive(clap::Args)]
 #[command(
+    group = clap::ArgGroup::new("limit").args(["max_mem", "max_rss"]).multiple(true),
     after_help = "Inputs that are not given are filled with numbers at random, the same each time; dimensions without a size are 1
 unless --shape says more. Figures are for runs whose inputs and outputs are bound.
 
@@ -35,8 +38,22 @@ vm_hwm_before_bytes (right before the model is read); weight_bytes, loaded_weigh
 loaded_bytes (by how much the process grew meanwhile), copied_weight_bytes (those that are not used where they lie in the file); with --profile profile (of
 each node name, op, ms a run, output_bytes, scratch_bytes, in_place).
 
+--max-mem counts the arena (intermediate values and scratch memory), outputs, weights that are copied from the file or made by passes, and
+what nodes take whose outputs' sizes depend on elements. It does not count weights that are used where they lie in the file, inputs,
+plans, and what the process has besides. A run that would need more is an error before it starts, by the plan's figure, which is that of
+--find-batch; nodes whose outputs' sizes depend on elements end it when they are reached.
+
+--max-rss counts all of the process, as VmHWM does: what it has once the model is read and planned (code, the graph, plans, weights that are
+copied already), weights that will be used where they lie in the file (64 KiB around each), those to be copied, packed factors and the
+largest of them as it was loaded (--prepacking), the arena, inputs, outputs, and 4 MiB and 1 MiB a thread for pages of code that the first
+run brings in, threads' stacks, and the buffers of matrix products. A run that would need more, or whose nodes' sizes depend on
+elements, is refused before inputs are made, with the figure of each part (rss_bytes and rss_parts in the JSON; rss_before_bytes is the
+most that the process had until then, and refused if it is more). What --profile, --report
+and --save-outputs take after the runs is not counted.
+
 --find-batch: the batch is the first dimension of the first input that is open, and dimensions of that name; batch has it, batch_bytes
-what it takes of --max-mem by its plan. It is then run within --max-mem.
+what it takes of --max-mem by its plan, batch_rss_bytes what the process takes with it where there is a --max-rss. It is then run within
+these limits.
 --feed-back: plans_made counts plans, copied_input_bytes what of inputs was copied so that outputs could grow where these lie.
 --sessions: the model is opened for each, and each runs once; session_bytes is what all but the first added to VmRSS.
 --also: also_bytes is what these runs added to VmHWM, also_alive_bytes the most that is alive in any of them.
@@ -74,8 +91,11 @@ pub(super) struct Arguments {
     /// The most memory for intermediate values, outputs and copied weights, as 2GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     max_mem: Option<u64>,
-    /// Find the largest batch that fits into --max-mem, and run that
-    #[arg(long, requires = "max_mem")]
+    /// The most memory for the whole process: weights, inputs, code and all that --max-mem counts
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with_all = ["feed_back", "sessions", "also", "reload"])]
+    max_rss: Option<u64>,
+    /// Find the largest batch that fits into --max-mem and --max-rss, and run that
+    #[arg(long, requires = "limit")]
     find_batch: bool,
     /// Make so many sessions, opening the model for each, and run each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
@@ -138,13 +158,23 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let mut given: Vec<_> = arguments.input.iter().chain(&arguments.shape).cloned().collect();
     let found = arguments
         .find_batch
-        .then(|| batch::find(&model, &session, &arguments.options()?, &given))
+        .then(|| batch::find(&model, &session, &arguments.options()?, &arguments.limits(), &given))
         .transpose()?;
     if let Some(found) = &found {
         given.clone_from(&found.given);
     }
+    let total = arguments.max_rss.map(|limit| {
+        let light = inputs::light(session.graph(), &given)?;
+        let views: Vec<_> = light.iter().map(|light| light.as_ref().map(inputs::Light::view)).collect();
+        arguments.within(limit, session.needs(&views))
+    });
+    let total = total.transpose()?;
     let tensors = inputs::tensors(session.graph(), &given)?;
     let views: Vec<_> = tensors.iter().map(|(_, tensor)| tensor.as_ref().map(Tensor::view)).collect();
+    if let Some(limit) = arguments.max_rss {
+        // By their elements, which may decide shapes; they are there already.
+        arguments.within(limit, session.needs(&views).map(|needs| Needs { input_bytes: 0, ..needs }))?;
+    }
     let figures = session.figures(&views).map_err(|error| error.to_string())?;
     let mut binding = session.binding();
     for (name, tensor) in tensors {
@@ -242,6 +272,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     if let Some(found) = &found {
         text["batch"] = found.batch.into();
         text["batch_bytes"] = found.bytes.into();
+        text["batch_rss_bytes"] = found.rss_bytes.into();
+    }
+    if let Some(total) = &total {
+        text["rss_bytes"] = total.bytes().into();
+        text["rss_before_bytes"] = total.most.into();
+        text["rss_parts"] = json!(BTreeMap::from(total.parts));
     }
     if let Some(profile) = &nodes {
         text["profile"] = profile::json(profile);
@@ -254,6 +290,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     } else if !arguments.report.as_deref().is_some_and(output::is_standard) {
         if let Some(found) = &found {
             say!("{found}");
+        }
+        if let Some(total) = &total {
+            say!("all of the process at most {total}");
         }
         say!("loaded in {load_ms:.1} ms, median of {} runs {run_ms:.3} ms", arguments.runs);
         say!(
@@ -298,6 +337,19 @@ impl Arguments {
             return Err(format!("--report names the model, {}, which would be lost", self.model.display()));
         }
         Ok(())
+    }
+
+    /// The limits of a batch.
+    fn limits(&self) -> batch::Limits {
+        let process = || Process::now(rayon::current_num_threads());
+        batch::Limits { mem: self.max_mem, rss: self.max_rss.map(|limit| (limit, process as _)) }
+    }
+
+    /// What the process takes with a run, which is an error if that is beyond --max-rss.
+    fn within(&self, limit: u64, needs: Result<Needs, Error>) -> Result<Total, String> {
+        let needs = needs.map_err(|error| error.to_string())?;
+        let total = Total::new(&Process::now(rayon::current_num_threads())?, &needs);
+        total.check(limit).map(|()| total)
     }
 
     fn options(&self) -> Result<Options, String> {

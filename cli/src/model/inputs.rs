@@ -4,7 +4,9 @@ use npyz::WriterBuilder;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use stepalloc_runtime::{Bool, DataType, Dim, Element, Error, Graph, Tensor, Type, bf16, f16, read_tensor};
+use stepalloc_runtime::{
+    Bool, DataType, Dim, Element, Error, Graph, Tensor, Type, Value, View, bf16, f16, read_tensor,
+};
 
 /// What the user says of an input.
 #[derive(Clone, Debug)]
@@ -37,6 +39,62 @@ pub(super) fn shaped(text: &str) -> Result<Given, String> {
     Ok(Given::Shape(name.into(), dims.map_err(|_| "sizes are numbers with x between them, as 1x3x224x224")?))
 }
 
+/// Inputs of more bytes are planned by their types: what they hold is data, and decides nothing.
+const TELLING: usize = 4096;
+
+/// An input as far as planning needs it: its type, and its elements where they are few.
+pub(super) struct Light {
+    ty: Type,
+    few: Option<Tensor>,
+}
+
+impl From<Type> for Light {
+    /// All elements are zero.
+    fn from(ty: Type) -> Self {
+        Self { few: (ty.bytes() <= TELLING).then(|| Tensor::zeroed(ty.clone())), ty }
+    }
+}
+
+impl From<Tensor> for Light {
+    fn from(tensor: Tensor) -> Self {
+        Self { ty: tensor.ty().clone(), few: Some(tensor).filter(|tensor| tensor.ty().bytes() <= TELLING) }
+    }
+}
+
+impl Light {
+    pub(super) fn view(&self) -> View<'_> {
+        let by_type = View { dtype: self.ty.dtype, shape: &self.ty.shape, bytes: &[] };
+        self.few.as_ref().map_or(by_type, Tensor::view)
+    }
+}
+
+/// The graph's inputs, as far as planning needs them; `None` for those that have a value and are not given.
+pub(super) fn light(graph: &Graph, given: &[Given]) -> Result<Vec<Option<Light>>, String> {
+    let inputs = graph.inputs.iter().map(|&id| &graph.values[id]);
+    let one = |value: &Value| match given.iter().find(|given| given.name() == value.name) {
+        None if value.constant.is_some() => Ok(None),
+        Some(Given::File(_, path)) => Ok(Some(read(path)?.into())),
+        told => Ok(Some(type_of(value, told)?.into())),
+    };
+    inputs.map(one).collect()
+}
+
+/// The type of an input that is filled at random.
+fn type_of(value: &Value, told: Option<&Given>) -> Result<Type, String> {
+    let name = &value.name;
+    let declared = value.declared.as_ref().ok_or_else(|| {
+        format!("the model does not say what input {name} is: give it by --input {name}=FILE")
+    })?;
+    let shape = match told {
+        Some(Given::Shape(_, shape)) => shape.clone(),
+        _ => {
+            let size = |dim: &Dim| if let Dim::Fixed(size) = dim { *size } else { 1 };
+            declared.dims.iter().flatten().map(size).collect()
+        }
+    };
+    Type::new(declared.dtype, shape).ok_or_else(|| format!("input {name} would be too large"))
+}
+
 /// The graph's inputs by name: as given, else at random; `None` for those that have a value and are not given.
 pub(super) fn tensors(graph: &Graph, given: &[Given]) -> Result<Vec<(String, Option<Tensor>)>, String> {
     let names: Vec<_> = graph.inputs.iter().map(|&id| graph.values[id].name.as_str()).collect();
@@ -56,21 +114,7 @@ pub(super) fn tensors(graph: &Graph, given: &[Given]) -> Result<Vec<(String, Opt
             made.push((value.name.clone(), Some(read(path)?)));
             continue;
         }
-        let declared = value.declared.as_ref().ok_or_else(|| {
-            format!(
-                "the model does not say what input {} is: give it by --input {}=FILE",
-                value.name, value.name
-            )
-        })?;
-        let shape = match told {
-            Some(Given::Shape(_, shape)) => shape.clone(),
-            _ => {
-                let size = |dim: &Dim| if let Dim::Fixed(size) = dim { *size } else { 1 };
-                declared.dims.iter().flatten().map(size).collect()
-            }
-        };
-        let ty = Type::new(declared.dtype, shape)
-            .ok_or_else(|| format!("input {} would be too large", value.name))?;
+        let ty = type_of(value, told)?;
         let tensor = random.tensor(ty).map_err(|error| format!("input {}: {error}", value.name))?;
         made.push((value.name.clone(), Some(tensor)));
     }

@@ -10,6 +10,7 @@ mod profile;
 mod quantize;
 mod reload;
 mod report;
+mod rss;
 mod test;
 
 use crate::USAGE;

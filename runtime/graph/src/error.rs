@@ -1,5 +1,7 @@
 //! What can go wrong, said with the node, the operator or the tensor it went wrong at.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use stepalloc_tensor::OutOfMemory;
 
@@ -17,18 +19,9 @@ pub enum Error {
     /// What was read is no model, or a damaged one.
     #[error("{0}")]
     Model(String),
-    /// The model asks for an operator that there is none of.
-    #[error("node {node}: no operator {domain}.{op} (version {opset}) is known")]
-    Unsupported {
-        /// The node's name, or its first output's.
-        node: String,
-        /// The operator.
-        op: String,
-        /// Its domain; ai.onnx by default.
-        domain: String,
-        /// The version of the domain that the model imports.
-        opset: i64,
-    },
+    /// The model asks for operators that there are none of.
+    #[error("{0}")]
+    Unsupported(UnknownOperators),
     /// A node is wrong, or cannot be run on its inputs.
     #[error("node {node} ({op}): {what}")]
     Node {
@@ -65,5 +58,69 @@ impl Error {
     /// Of a model's text or structure.
     pub fn model(what: impl Into<String>) -> Self {
         Self::Model(what.into())
+    }
+}
+
+/// Operators of a model that there are none of: all of them.
+#[derive(Clone, Debug, Default)]
+pub struct UnknownOperators {
+    /// By domain, name and version of the domain: how many nodes have it, and the name of the first.
+    nodes: BTreeMap<(String, String, i64), (u64, String)>,
+    /// Nodes beyond as many kinds as are kept.
+    more: u64,
+    /// What to do about it, where that is known.
+    pub advice: Option<&'static str>,
+}
+
+/// Operators that a message names.
+const NAMED: usize = 32;
+/// Operators that are kept: a file may name as many as it has bytes.
+const KEPT: usize = 1024;
+
+impl UnknownOperators {
+    /// One more node, whose domain is ai.onnx if it is empty.
+    pub fn add(&mut self, (domain, op, opset): (&str, &str, i64), node: &str) {
+        let domain = if domain.is_empty() { "ai.onnx" } else { domain };
+        let key = (domain.into(), op.into(), opset);
+        if self.nodes.len() >= KEPT && !self.nodes.contains_key(&key) {
+            self.more += 1;
+            return;
+        }
+        self.nodes.entry(key).or_insert_with(|| (0, node.into())).0 += 1;
+    }
+
+    /// Whether all are known.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Domain, name and version of each, how many nodes have it, and the name of the first.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str, i64, u64, &str)> {
+        let each = self.nodes.iter();
+        each.map(|((domain, op, opset), (count, node))| (&**domain, &**op, *opset, *count, &**node))
+    }
+}
+
+impl fmt::Display for UnknownOperators {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.nodes.len() {
+            1 => write!(f, "an operator is not known: ")?,
+            many => write!(f, "{many} operators are not known: ")?,
+        }
+        for (number, (domain, op, opset, count, node)) in self.iter().take(NAMED).enumerate() {
+            let apart = if number > 0 { "; " } else { "" };
+            write!(f, "{apart}{domain}.{op} (version {opset}) of ")?;
+            match count {
+                1 => write!(f, "node {node}")?,
+                _ => write!(f, "{count} nodes, the first of which is {node}")?,
+            }
+        }
+        if let Some(more @ 1..) = self.nodes.len().checked_sub(NAMED) {
+            write!(f, "; and {more} more")?;
+        }
+        if self.more > 0 {
+            write!(f, ", and {} nodes of others", self.more)?;
+        }
+        self.advice.map_or(Ok(()), |advice| write!(f, ". {advice}"))
     }
 }

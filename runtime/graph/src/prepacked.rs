@@ -31,6 +31,11 @@ impl Prepacked {
         Self { spec, tensor, packed: OnceLock::new() }
     }
 
+    /// What is packed.
+    pub(crate) fn tensor(&self) -> &Arc<Tensor> {
+        &self.tensor
+    }
+
     /// What `pack` makes of the tensor, or made of it before.
     ///
     /// # Panics

@@ -263,7 +263,12 @@ impl<'a> Frame<'a> {
     fn run_on_heap(&mut self, node: &Node) -> Result<(), String> {
         let mut charge = self.charge.take();
         let inputs = self.inputs_of(node, None, None, &[]);
-        let (tensors, counted) = run_freely(&*node.operator, &inputs, node.outputs.len(), &mut charge)?;
+        let names = || {
+            let names = node.outputs.iter().flatten().map(|&id| &*self.plan.graph.values[id].name);
+            names.collect::<Vec<_>>().join(", ")
+        };
+        let (tensors, counted) =
+            run_freely(&*node.operator, &inputs, node.outputs.len(), &mut charge, &names)?;
         if tensors.len() < node.outputs.len() {
             return Err(format!("it has {} outputs at most", tensors.len()));
         }
@@ -288,8 +293,12 @@ fn run_freely(
     inputs: &[Option<View<'_>>],
     wanted: usize,
     charge: &mut Charge,
+    names: &dyn Fn() -> String,
 ) -> Result<(Vec<Tensor>, u64), String> {
-    let mut count = |bytes: u64| charge.grow(bytes).map(|()| bytes).map_err(|error| error.to_string());
+    let mut count = |bytes: u64| {
+        let counted = charge.grow(bytes).map(|()| bytes);
+        counted.map_err(|error| format!("{error}; {bytes} of them are for {}", names()))
+    };
     if let Some(made) = operator.run_freely(inputs) {
         let made = made?;
         let counted = count(made.iter().map(|tensor| tensor.ty().bytes() as u64).sum())?;

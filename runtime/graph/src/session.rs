@@ -5,6 +5,7 @@ use crate::binding::Binding;
 use crate::error::Error;
 use crate::graph::{Declared, Dim, Graph, Node, ValueId};
 use crate::model::Model;
+use crate::needs::Needs;
 use crate::operator::Registry;
 use crate::options::Options;
 use crate::outputs::Outputs;
@@ -227,8 +228,23 @@ impl Executor {
         if self.model.is_some() && is_limited && self.weights.get().is_none() {
             let graph = &self.optimized().0;
             let bytes = graph.copied_bytes();
-            let charge =
-                if bytes > 0 { Some(arenas.weights(Arc::as_ptr(graph) as usize, bytes)?) } else { None };
+            let charge = (bytes > 0).then(|| arenas.weights(Arc::as_ptr(graph) as usize, bytes)).transpose();
+            let charge = charge.map_err(|error| match error {
+                Error::Memory { bytes, why } => {
+                    let copied =
+                        graph.values.iter().filter_map(|value| Some((value, value.constant.as_ref()?)));
+                    let copied = copied.filter(|(_, tensor)| !tensor.is_lent());
+                    let largest = copied.max_by_key(|(_, tensor)| tensor.ty().bytes());
+                    let named = largest.map_or_else(String::new, |(value, tensor)| {
+                        format!(", the largest of which is {} {}", value.name, tensor.ty())
+                    });
+                    Error::Memory {
+                        bytes,
+                        why: format!("{why}, and weights that are copied take them alone{named}"),
+                    }
+                }
+                other => other,
+            })?;
             let _ = self.weights.set((bytes, charge));
         }
         Ok(())
@@ -453,9 +469,9 @@ impl Executor {
         let total = self.weight_bytes() + plan.figures.arena_bytes + outputs.wanted(types.clone());
         if total > self.options.max_mem {
             let why = format!("max_mem allows {} bytes", self.options.max_mem);
-            return Err(Error::Memory { bytes: total, why });
+            return Err(self.explained(Error::Memory { bytes: total, why }, chosen, inputs));
         }
-        outputs.make(types)?;
+        outputs.make(types).map_err(|error| self.explained(error, chosen, inputs))?;
         let free = self.threads.run(|| self.run_frame(chosen, inputs, appends, outputs, options))?;
         for (index, tensor) in free {
             outputs.put_made(index, tensor)?;
@@ -474,6 +490,45 @@ impl Executor {
         }
     }
 
+    /// An error of memory with what the memory is for: the parts, where most is alive, and the largest tensors.
+    fn explained<'a>(
+        &self,
+        error: Error,
+        chosen: &Chosen,
+        inputs: &(dyn Fn(usize) -> Option<View<'a>> + Sync),
+    ) -> Error {
+        let Error::Memory { bytes, why } = error else { return error };
+        // Graphs within nodes do not know what is told of their inputs, and are the node's that is named.
+        if self.model.is_none() {
+            return Error::Memory { bytes, why };
+        }
+        let graph = &chosen.plan.graph;
+        let given: Vec<_> = (0..graph.inputs.len()).map(inputs).collect();
+        let mut told = vec![None; given.len()];
+        chosen.told.iter().for_each(|(index, tensor)| told[*index] = Some(Arc::clone(tensor)));
+        let around = Around { arenas: self.arenas(), cancel: None };
+        let run = around.during(|| chosen.plan.planned_run(&types_of(&given), &told, self.options.sharing));
+        let outputs = graph.outputs.iter().filter_map(|&id| Some((id, chosen.ty(id)?)));
+        let output_bytes = outputs.clone().fold(0u64, |all, (_, ty)| all.saturating_add(ty.bytes() as u64));
+        let (arena, weights) = (chosen.plan.figures.arena_bytes, self.weight_bytes());
+        let mut why =
+            format!("{why}; the arena is {arena} of them, outputs {output_bytes}, copied weights {weights}");
+        if let Some((step, block)) = run.as_ref().ok().and_then(PlannedRun::peak) {
+            let largest = match block.values.last() {
+                Some(value) => format!("{} {}", value.name, value.ty),
+                None => "scratch memory".into(),
+            };
+            why += &format!(
+                "; most of the arena is in use at node {} ({}), where {largest} is the largest, {} bytes",
+                step.name, step.op_type, block.bytes
+            );
+        }
+        if let Some((id, ty)) = outputs.max_by_key(|(_, ty)| ty.bytes()) {
+            why += &format!("; the largest output is {} {ty}", graph.values[id].name);
+        }
+        Error::Memory { bytes, why }
+    }
+
     /// Runs a plan in an arena; what was made beside it is returned, by the number of the output.
     fn run_frame<'a>(
         &self,
@@ -490,7 +545,8 @@ impl Executor {
             huge_pages: self.options.huge_pages,
             keep: self.options.keep_arenas,
         };
-        let mut arena = arenas.arena(plan.figures.arena_bytes as usize, taking)?;
+        let arena = arenas.arena(plan.figures.arena_bytes as usize, taking);
+        let mut arena = arena.map_err(|error| self.explained(error, chosen, inputs))?;
         // Views of a shorter life.
         let inputs = |index: usize| inputs(index);
         let mut places: SmallVec<[&mut [u8]; FEW]> = outputs
@@ -561,12 +617,15 @@ impl Session {
     /// Bytes that a run on these inputs counts towards [`Options::max_mem`], as the plan tells: without those of nodes that cannot be
     /// planned. Views without bytes stand for their types.
     pub fn wanted_bytes(&self, inputs: &[Option<View<'_>>]) -> Result<u64, Error> {
-        let figures = self.figures(inputs)?;
+        self.needs(inputs).map(|needs| needs.limited_bytes())
+    }
+
+    /// What a run on these inputs takes, part by part, as the plan tells: without what nodes take that cannot be planned. Views without
+    /// bytes stand for their types.
+    pub fn needs(&self, inputs: &[Option<View<'_>>]) -> Result<Needs, Error> {
+        self.check_given(inputs)?;
         let plan = self.executor.choose_exact(inputs, types_of(inputs))?.plan;
-        let outputs =
-            plan.graph.outputs.iter().filter_map(|&id| Some(plan.types[id].as_ref()?.bytes() as u64));
-        let weights = self.executor.optimized().0.copied_bytes();
-        Ok(outputs.fold(figures.arena_bytes.saturating_add(weights), u64::saturating_add))
+        Ok(Needs::new(&plan, &self.executor.optimized().0, inputs))
     }
 
     /// What its arenas have and had; with those of others, if it shares them.

@@ -6,6 +6,7 @@ mod functions;
 pub mod proto;
 mod read;
 mod save;
+mod seems;
 pub mod tensors;
 mod weigh;
 mod write;

@@ -5,7 +5,8 @@ use super::proto::tensor_shape_proto::dimension;
 use super::proto::{
     AttributeProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto, type_proto,
 };
-use super::tensors::{Folder, tensor};
+use super::seems::seems;
+use super::tensors::{Folder, STRING, tensor};
 use super::weigh;
 use bytes::Bytes;
 use prost::Message;
@@ -14,26 +15,41 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use stepalloc_graph::{
-    Attribute, Attributes, Declared, Definition, Dim, Error, Graph, Header, Model, Node, Registry, Value,
-    ValueId,
+    Attribute, Attributes, Declared, Definition, Dim, Error, Graph, Header, Model, Node, Registry,
+    UnknownOperators, Value, ValueId,
 };
 use stepalloc_tensor::{DataType, Tensor};
 
 /// Reads a model; its weights from `folder` where they are not in `bytes`.
 pub fn read(bytes: Bytes, folder: &mut Folder, registry: &Registry) -> Result<Model, Error> {
-    let weigh::Counts { nodes, initializers } = weigh::check(&bytes)?;
+    let weigh::Counts { nodes, initializers } =
+        weigh::check(&bytes).map_err(|error| match seems(&bytes) {
+            Some(seems) => Error::model(format!("no ONNX model: it seems to be {seems}")),
+            None => error,
+        })?;
     let graph = || GraphProto {
         node: Vec::with_capacity(nodes),
         initializer: Vec::with_capacity(initializers),
         ..GraphProto::default()
     };
     let mut proto = ModelProto { graph: (nodes + initializers > 0).then(graph), ..ModelProto::default() };
-    proto.merge(bytes).map_err(|error| Error::model(format!("no ONNX model: {error}")))?;
-    let graph = proto.graph.take().ok_or_else(|| Error::model("no ONNX model: it has no graph"))?;
+    let seems = seems(&bytes);
+    let no_model = |why: String| match seems {
+        Some(seems) => Error::model(format!("no ONNX model: it seems to be {seems}")),
+        None => Error::model(format!("no ONNX model: {why}")),
+    };
+    proto.merge(bytes).map_err(|error| no_model(error.to_string()))?;
+    let graph = proto.graph.take().ok_or_else(|| no_model("it has no graph".into()))?;
     let opsets = versions(&proto.opset_import);
     let functions = Functions::new(&proto.functions);
-    let mut reader = Reader { opsets: Rc::clone(&opsets), functions, folder, registry };
-    let mut graph = reader.graph(graph, None, None)?;
+    check_versions(&opsets)?;
+    let unknown = UnknownOperators::default();
+    let mut reader = Reader { opsets: Rc::clone(&opsets), functions, folder, registry, unknown };
+    let made = reader.graph(graph, None, None);
+    if !reader.unknown.is_empty() {
+        return Err(Error::Unsupported(reader.unknown));
+    }
+    let mut graph = made?;
     // Before the fourth version of the format initializers had to be inputs, and nobody meant them to be given.
     if proto.ir_version < Some(4) {
         graph.inputs.retain(|&id| graph.values[id].constant.is_none());
@@ -63,6 +79,34 @@ fn opset(opsets: &[(String, i64)], domain: &str) -> Option<i64> {
     found.map(|(_, version)| *version)
 }
 
+/// The newest versions of domains that are known: of ai.onnx that of ONNX 1.23.
+const NEWEST: [(&str, i64); 2] = [("", 28), ("com.microsoft", 1)];
+
+/// Operators of newer versions may mean something else under the same names.
+fn check_versions(opsets: &[(String, i64)]) -> Result<(), Error> {
+    for (domain, newest) in NEWEST {
+        if let Some(version) = opset(opsets, domain).filter(|&version| version > newest) {
+            let domain = if domain.is_empty() { "ai.onnx" } else { domain };
+            return Err(Error::model(format!(
+                "it is of version {version} of {domain}, and versions up to {newest} are known: export it with \
+                 opset_version={newest} or lower"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What to do about operators of these domains and names: ONNX Runtime writes them for the layout of one machine's kernels.
+fn advice(domain: &str, op: &str) -> Option<&'static str> {
+    let of_a_layout = domain == "com.microsoft.nchwc"
+        || domain == "com.microsoft.nhwc"
+        || domain == "com.microsoft" && (op == "QLinearConv" || op.starts_with("Nhwc"));
+    of_a_layout.then_some(
+        "ONNX Runtime writes such operators for the layout of its own kernels when it saves a model at \
+         graph_optimization_level = ORT_ENABLE_ALL: save it at ORT_ENABLE_EXTENDED, or take the model that it was made of",
+    )
+}
+
 /// Operators of ai.onnx that took other inputs or attributes, or broadcast otherwise, before a version up to 7 (ONNX, Changelog.md).
 /// None of these is known here; the others are what they were.
 const CHANGED: [(i64, &str); 6] = [
@@ -84,6 +128,8 @@ struct Reader<'a> {
     functions: Functions<'a>,
     folder: &'a mut Folder,
     registry: &'a Registry,
+    /// Nodes that there is no operator for are left out, and said all at once.
+    unknown: UnknownOperators,
 }
 
 /// Names of a graph that is being read, and of those around it.
@@ -271,18 +317,15 @@ impl<'a> Reader<'a> {
             inputs: &inputs.iter().map(Option::is_some).collect::<Vec<_>>(),
             outputs: &outputs.iter().map(Option::is_some).collect::<Vec<_>>(),
         };
-        let unknown = || Error::Unsupported {
-            node: name.clone(),
-            op: op.clone(),
-            domain: if domain.is_empty() { "ai.onnx".into() } else { domain.clone() },
-            opset: version,
-        };
         let changed =
             |(since, ops): &(i64, &str)| version < *since && ops.split(' ').any(|other| other == op);
-        if domain.is_empty() && CHANGED.iter().any(changed) {
-            return Err(unknown());
-        }
-        let operator = self.registry.make(&definition).ok_or_else(unknown)?.map_err(wrong)?;
+        let is_older = domain.is_empty() && CHANGED.iter().any(changed);
+        let made = if is_older { None } else { self.registry.make(&definition) };
+        let Some(operator) = made.transpose().map_err(wrong)? else {
+            self.unknown.advice = self.unknown.advice.or(advice(&domain, &op));
+            self.unknown.add((&domain, &op, version), &name);
+            return Ok(());
+        };
         if let (Some(constant), Some(name)) = (operator.constant(), proto.output.first()) {
             building.scope.constants.insert(name.clone(), constant);
         }
@@ -354,6 +397,10 @@ fn declared(proto: &ValueInfoProto) -> Result<Option<Declared>, Error> {
         return Ok(None);
     };
     let number = tensor.elem_type.unwrap_or_default();
+    if number == STRING {
+        let name = proto.name.as_deref().unwrap_or_default();
+        return Err(Error::model(format!("value {name} is a tensor of strings: strings are not supported")));
+    }
     let Some(dtype) = DataType::from_onnx(number) else { return Ok(None) };
     let dim = |dim: &super::proto::tensor_shape_proto::Dimension| match &dim.value {
         Some(dimension::Value::DimValue(size)) => match usize::try_from(*size) {

@@ -10,6 +10,8 @@ use stepalloc_tensor::{DataType, Tensor, Type, bf16, f16, mapped};
 
 /// `TensorProto.DataLocation.EXTERNAL`.
 pub const EXTERNAL: i32 = 1;
+/// `TensorProto.DataType.STRING`.
+pub const STRING: i32 = 8;
 
 /// Reads a serialized `TensorProto`, as ONNX's test data are kept. Returns its name and itself.
 pub fn read_tensor(bytes: Bytes) -> Result<(String, Tensor), String> {
@@ -80,7 +82,10 @@ pub fn tensor(proto: &TensorProto, folder: &mut Folder) -> Result<Tensor, String
 
 fn ty(proto: &TensorProto) -> Result<Type, String> {
     let number = proto.data_type.unwrap_or_default();
-    let dtype = DataType::from_onnx(number).ok_or_else(|| format!("element type {number} is not known"))?;
+    let dtype = DataType::from_onnx(number).ok_or_else(|| match number {
+        STRING => "it is a tensor of strings: strings are not supported".into(),
+        _ => format!("element type {number} is not known"),
+    })?;
     let shape: Option<Vec<_>> = proto.dims.iter().map(|&dim| usize::try_from(dim).ok()).collect();
     let ty = shape.and_then(|shape| Type::new(dtype, shape));
     ty.ok_or_else(|| format!("its shape {:?} cannot be", proto.dims))

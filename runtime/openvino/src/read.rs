@@ -7,11 +7,12 @@ use super::weights::{constant, element_type};
 use super::xml::{Layer, Net, Port};
 use bytes::Bytes;
 use roxmltree::{Document, Node, ParsingOptions};
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
-use stepalloc_graph::{Declared, Dim, Error, Graph, Header, Model, Registry, ValueId};
+use stepalloc_graph::{Declared, Dim, Error, Graph, Header, Model, Registry, UnknownOperators, ValueId};
 use stepalloc_tensor::{Tensor, mapped};
 
 /// Graphs may lie within others so deep.
@@ -86,7 +87,13 @@ fn graph(root: Node<'_, '_>, weights: &Bytes, registry: &Registry) -> Result<Gra
         return Err(wrong(format!("its version is {version:?}; 10 and 11 are known")));
     }
     let net = Net::parse(root).map_err(wrong)?;
-    let mut body = Reader { weights, registry }.body(&net, &HashMap::new(), 0)?;
+    let reader = Reader { weights, registry, unknown: RefCell::default() };
+    let made = reader.body(&net, &HashMap::new(), 0);
+    let unknown = reader.unknown.into_inner();
+    if !unknown.is_empty() {
+        return Err(Error::Unsupported(unknown));
+    }
+    let mut body = made?;
     body.name_results(&net)?;
     let mut graph = body.builder.graph;
     graph.name = root.attribute("name").unwrap_or_default().into();
@@ -99,6 +106,8 @@ fn graph(root: Node<'_, '_>, weights: &Bytes, registry: &Registry) -> Result<Gra
 pub(super) struct Reader<'w> {
     weights: &'w Bytes,
     registry: &'w Registry,
+    /// Layers that nothing is known for make values all the same, and are said all at once.
+    unknown: RefCell<UnknownOperators>,
 }
 
 /// A graph that was read, without inputs and outputs yet.
@@ -161,7 +170,14 @@ impl Reader<'_> {
                     if control::is_known(layer.kind) {
                         control::convert(&mut call, self, depth)?
                     } else {
-                        convert::convert(&mut call).ok_or_else(|| unsupported(layer))?.map_err(wrong)?
+                        match convert::convert(&mut call) {
+                            Some(made) => made.map_err(wrong)?,
+                            None => {
+                                self.add_unknown(layer)?;
+                                let mut define = || Some(body.builder.define(layer.name));
+                                layer.outputs.iter().map(|_| define()).collect()
+                            }
+                        }
                     }
                 }
             };
@@ -183,6 +199,17 @@ impl Reader<'_> {
         results.sort_unstable();
         body.results = results.into_iter().map(|(_, layer, id)| (layer, id)).collect();
         Ok(body)
+    }
+
+    /// One more layer that nothing is known for.
+    fn add_unknown(&self, layer: &Layer<'_>) -> Result<(), Error> {
+        let Some(Ok(opset)) = layer.version.strip_prefix("opset").map(str::parse) else {
+            let what = format!("no such operation is known in the set {:?}", layer.version);
+            return Err(wrong(layer, what));
+        };
+        let node = format!("{} (layer {})", layer.name, layer.id);
+        self.unknown.borrow_mut().add(("openvino", layer.kind, opset), &node);
+        Ok(())
     }
 }
 
@@ -273,18 +300,6 @@ impl Body {
 pub(super) fn wrong(layer: &Layer<'_>, what: String) -> Error {
     let op = format!("{} {}", layer.kind, layer.version);
     Error::Node { node: format!("{} (layer {})", layer.name, layer.id), op, what }
-}
-
-fn unsupported(layer: &Layer<'_>) -> Error {
-    match layer.version.strip_prefix("opset").map(str::parse) {
-        Some(Ok(opset)) => Error::Unsupported {
-            node: format!("{} (layer {})", layer.name, layer.id),
-            op: layer.kind.into(),
-            domain: "openvino".into(),
-            opset,
-        },
-        _ => wrong(layer, format!("no such operation is known in the set {:?}", layer.version)),
-    }
 }
 
 /// What the model says of a value.

@@ -304,7 +304,11 @@ fn errors_name_the_layer_and_what_is_wrong() {
         ),
         (r#"shape="3""#, r#"shape="4294967296,4294967296,4""#, "too large"),
         (r#"element_type="f32" shape"#, r#"element_type="nf4" shape"#, "elements of type nf4"),
-        (r#"type="Add""#, r#"type="Adder""#, "node n2 (layer 2): no operator openvino.Adder (version 1)"),
+        (
+            r#"type="Add""#,
+            r#"type="Adder""#,
+            "an operator is not known: openvino.Adder (version 1) of node n2 (layer 2)",
+        ),
         (r#"type="Add" version="opset1""#, r#"type="Add" version="mine""#, "Add mine"),
         (r#"<layer id="1""#, r#"<layer id="0""#, "two layers have the id 0"),
         (r#"from-layer="1""#, r#"from-layer="7""#, "port 0 of layer 7"),

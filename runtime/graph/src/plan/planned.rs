@@ -14,6 +14,27 @@ pub struct PlannedRun {
     pub blocks: Vec<PlannedBlock>,
 }
 
+impl PlannedRun {
+    /// The step in which most bytes of the arena are alive, and the largest block then; `None` where the arena is empty.
+    pub(crate) fn peak(&self) -> Option<(&PlannedStep, &PlannedBlock)> {
+        let mut changes = vec![0i64; self.steps.len() + 1];
+        for block in &self.blocks {
+            changes[block.steps.start] += block.bytes as i64;
+            changes[block.steps.end.min(self.steps.len())] -= block.bytes as i64;
+        }
+        let mut alive = 0;
+        let load = changes[..self.steps.len()].iter().map(|change| {
+            alive += change;
+            alive
+        });
+        // Of equal ones the first.
+        let (step, _) = load.enumerate().max_by_key(|&(step, load)| (load, std::cmp::Reverse(step)))?;
+        let block =
+            self.blocks.iter().filter(|block| block.steps.contains(&step)).max_by_key(|block| block.bytes)?;
+        Some((&self.steps[step], block))
+    }
+}
+
 /// A node in its place of the order.
 #[derive(Clone, Debug)]
 pub struct PlannedStep {

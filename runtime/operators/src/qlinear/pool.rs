@@ -83,7 +83,15 @@ impl Operator for Average {
             match &window {
                 Some(window) => {
                     input.iter_mut().zip(bytes).for_each(|(to, &byte)| *to = reals[usize::from(byte)]);
-                    plane(window, self.of, input, sums);
+                    match self.of {
+                        // What lies behind the padding counts as well here, where ceil_mode has windows reach there.
+                        Of::Average { padded: true } => {
+                            let count = window.kernel() as f32;
+                            window.fold(input, sums, 0.0, |_| |sum: f32, x| sum + x);
+                            sums.iter_mut().for_each(|sum| *sum /= count);
+                        }
+                        of => plane(window, of, input, sums),
+                    }
                     for (at, &sum) in sums.iter().enumerate() {
                         let at = begin + at * step;
                         to_bytes(&[sum], to.pair(), dtype, &mut out.bytes[at..=at]);
