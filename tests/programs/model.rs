@@ -177,8 +177,13 @@ fn errors_say_what_is_wrong_and_where() {
     let cut = TempDir::new().expect("a directory");
     let damaged = cut.path().join("cut.onnx");
     fs::write(&damaged, &whole[..whole.len() / 2]).expect("a file");
+    let archive = cut.path().join("net.pt");
+    fs::write(&archive, b"PK\x03\x04      net/data.pkl").expect("a file");
     for (arguments, said) in [
         (vec!["infer", "/nowhere.onnx"], "/nowhere.onnx"),
+        (vec!["infer", text(&archive)], "torch.onnx.export"),
+        (vec!["infer", text(&path), "--find-batch"], "--max-mem"),
+        (vec!["infer", text(&path), "--max-rss", "1MiB"], "--max-rss 1.0 MiB"),
         (vec!["infer", text(&damaged)], "no ONNX model"),
         (vec!["infer", text(&path), "--shape", "q=3"], "there is no input q; inputs are x, y"),
         (vec!["infer", text(&path), "--shape", "x=3x4"], "input x is float32[3, 4]"),

@@ -135,6 +135,67 @@ fn the_largest_batch_within_a_limit_is_found_and_run() {
 }
 
 #[test]
+fn all_of_the_process_stays_within_max_rss() {
+    let Some((_directory, path)) = made() else { return };
+    let run = |limit: u64, extra: &[&str]| {
+        let limit = limit.to_string();
+        let ended = infer(&path, &[&["--shape", "x=60000x1", "--max-rss", &limit], extra].concat());
+        (ended.status == 0).then(|| figures(&ended)).ok_or_else(|| ended.err().to_owned())
+    };
+    for extra in [&[][..], &["--prepacking"]] {
+        let told = number(&run(1 << 40, extra).expect("there is no limit"), "rss_bytes");
+        // What the process has before differs by some pages from one to the next.
+        let limit = told + (1 << 20);
+        let kept = run(limit, extra).expect("it is what was told");
+        let (most, parts) = (number(&kept, "vm_hwm_bytes"), &kept["rss_parts"]);
+        assert!(most <= limit, "{most} of {limit}: {kept:#}");
+        // Less than an eighth of the figure is margin here.
+        assert!(most * 8 >= limit * 7, "{most} of {limit}: {kept:#}");
+        assert!(number(parts, "the arena") >= 60_000 * 256 && number(parts, "inputs") == 240_000, "{kept:#}");
+        let refused = run(told - (4 << 20), extra).expect_err("too little");
+        for part in
+            ["--max-rss", "the arena 1", "inputs 234.4 KiB", "outputs 1.0 KiB", "the process as it is"]
+        {
+            assert!(refused.contains(part), "{part}: {refused}");
+        }
+    }
+    for other in [["--sessions", "2"], ["--reload", "3"]] {
+        infer(&path, &[&["--max-rss", "1GiB"], &other[..]].concat()).with_status(2);
+    }
+}
+
+#[test]
+fn the_largest_batch_within_max_rss_is_found_and_stays_within_it() {
+    let Some((_directory, path)) = made() else { return };
+    const LIMIT: u64 = 96 << 20;
+    let found = figures(&infer(&path, &["--max-rss", "96MiB", "--find-batch"]).with_status(0));
+    let (batch, bytes) = (number(&found, "batch"), number(&found, "batch_rss_bytes"));
+    assert!(batch > 1024 && bytes <= LIMIT, "{found:#}");
+    assert!(number(&found, "vm_hwm_bytes") <= LIMIT, "{found:#}");
+    let both = infer(&path, &["--max-rss", "96MiB", "--max-mem", "16MiB", "--find-batch"]).with_status(0);
+    assert!(number(&figures(&both), "batch_bytes") <= 16 << 20);
+    let small = infer(&path, &["--max-rss", "4MiB", "--find-batch"]).with_status(2);
+    assert!(small.err().contains("--max-rss 4.0 MiB"), "{}", small.err());
+}
+
+#[test]
+fn an_error_of_memory_has_the_figure_of_find_batch() {
+    let Some((_directory, path)) = made() else { return };
+    let ended =
+        model(["infer", path.to_str().expect("UTF-8"), "--max-mem", "16MiB", "--find-batch", "--runs", "1"]);
+    let out = ended.with_status(0).out().to_owned();
+    let line = out.lines().next().expect("a line");
+    let words: Vec<_> = line.split_whitespace().collect();
+    let at = words.iter().position(|&word| word == "would").expect("what the next one would take");
+    let (next, shown) = (words[at - 1], format!("{} {}", words[at + 2], words[at + 3]));
+    let refused = infer(&path, &["--max-mem", "16MiB", "--shape", &format!("x={next}x1")]).with_status(2);
+    let text = refused.err();
+    let number = text.split(' ').find_map(|word| word.parse::<u64>().ok()).expect("a number of bytes");
+    assert_eq!(format!("{:.1} MiB", number as f64 / f64::from(1 << 20)), shown, "{text}");
+    assert!(text.contains("node") && text.contains("float32"), "{text}");
+}
+
+#[test]
 fn a_profile_has_every_node_that_runs() {
     let Some((_directory, path)) = made() else { return };
     let found = figures(&infer(&path, &["--shape", "x=64x1", "--profile"]).with_status(0));
