@@ -14,8 +14,8 @@ const MOST: usize = 1 << 24;
 pub(super) struct Limits {
     /// That of --max-mem.
     pub mem: Option<u64>,
-    /// That of --max-rss, and what asks what the process has.
-    pub rss: Option<(u64, fn() -> Result<Process, String>)>,
+    /// That of --max-rss.
+    pub rss: Option<u64>,
 }
 
 /// The largest batch that fits.
@@ -26,7 +26,7 @@ pub(super) struct Found {
     /// What the process takes with it, where there is a --max-rss.
     pub rss_bytes: Option<u64>,
     /// What the next larger one would take, or why there is none.
-    next: Result<String, String>,
+    next: Result<Taken, String>,
     /// All inputs, with shapes for this batch.
     pub given: Vec<Given>,
 }
@@ -58,6 +58,11 @@ impl fmt::Display for Taken {
     }
 }
 
+/// What is kept free of --max-rss: the process grows by some pages between the search and the run, and the system counts pages inexactly.
+const FREE: u64 = 1 << 20;
+/// Searches at most: plans of batches take memory too, and each search begins with what the process has after the one before.
+const SEARCHES: usize = 4;
+
 /// Finds it, by the plans of a session without a limit.
 pub(super) fn find(
     model: &Model,
@@ -68,33 +73,49 @@ pub(super) fn find(
 ) -> Result<Found, String> {
     let unlimited = Session::with_options(model, options.clone().max_mem(u64::MAX));
     let batches = Batches::new(session.graph(), given)?;
-    let needs = |batch: usize| batches.needs(&unlimited, batch);
-    let first = needs(1).map_err(|error| error.to_string())?;
-    // Once a plan is there: what the graph was optimized with is gone then.
-    let process = limits.rss.as_ref().map(|(limit, process)| Ok::<_, String>((*limit, process()?)));
-    let process = process.transpose()?;
-    let total = |needs: &Needs| process.as_ref().map(|(limit, process)| (*limit, Total::new(process, needs)));
-    let taken = |needs: &Needs| Taken {
-        bytes: needs.limited_bytes(),
-        rss_bytes: total(needs).map(|(_, total)| total.bytes()),
-    };
-    let fits = |needs: &Needs| {
-        limits.mem.is_none_or(|limit| needs.limited_bytes() <= limit)
-            && total(needs).is_none_or(|(limit, total)| total.bytes() <= limit)
-    };
+    let first = batches.needs(&unlimited, 1).map_err(|error| error.to_string())?;
     if let Some(limit) = limits.mem.filter(|&limit| first.limited_bytes() > limit) {
         let (wanted, limit) = (size::show(first.limited_bytes()), size::show(limit));
         return Err(format!("a batch of 1 takes {wanted}, more than the {limit} of --max-mem"));
     }
-    if let Some((limit, total)) = total(&first) {
-        total.check(limit).map_err(|error| format!("a batch of 1 does not fit: {error}"))?;
+    let Some(limit) = limits.rss else {
+        return Ok(search(&batches, &unlimited, limits.mem, None));
+    };
+    // Once a plan is there: what the graph was optimized with is gone then.
+    let mut before = Process::now()?;
+    Total::new(&before, &first)
+        .check(limit)
+        .map_err(|error| format!("a batch of 1 does not fit: {error}"))?;
+    let mut found = search(&batches, &unlimited, limits.mem, Some((limit.saturating_sub(FREE), &before)));
+    for _ in 1..SEARCHES {
+        let needs = batches.needs(&unlimited, found.batch).map_err(|error| error.to_string())?;
+        let after = Process::now()?;
+        if Total::new(&after, &needs).bytes() <= limit.saturating_sub(FREE / 2) {
+            break;
+        }
+        before = after;
+        found = search(&batches, &unlimited, limits.mem, Some((limit.saturating_sub(FREE), &before)));
     }
+    Ok(found)
+}
+
+/// The largest batch within the limits of what is counted, and of all of a process; 1 if none is.
+fn search(batches: &Batches<'_>, session: &Session, mem: Option<u64>, rss: Option<(u64, &Process)>) -> Found {
+    let measure = |batch: usize| -> Result<(Taken, bool), Error> {
+        let needs = batches.needs(session, batch)?;
+        let total = rss.map(|(limit, process)| (limit, Total::new(process, &needs).bytes()));
+        let taken = Taken { bytes: needs.limited_bytes(), rss_bytes: total.map(|(_, bytes)| bytes) };
+        let fits =
+            mem.is_none_or(|limit| taken.bytes <= limit) && total.is_none_or(|(limit, bytes)| bytes <= limit);
+        Ok((taken, fits))
+    };
     // The largest that fits so far, and the smallest that does not.
-    let (mut found, mut too_large) = ((1, taken(&first)), None);
+    let one = measure(1).map_or(Taken { bytes: 0, rss_bytes: None }, |(taken, _)| taken);
+    let (mut found, mut too_large) = ((1, one), None);
     while too_large.is_none() && found.0 < MOST {
-        match needs(found.0 * 2) {
-            Ok(needs) if fits(&needs) => found = (found.0 * 2, taken(&needs)),
-            Ok(needs) => too_large = Some((found.0 * 2, Ok(taken(&needs).to_string()))),
+        match measure(found.0 * 2) {
+            Ok((taken, true)) => found = (found.0 * 2, taken),
+            Ok((taken, false)) => too_large = Some((found.0 * 2, Ok(taken))),
             Err(why) => too_large = Some((found.0 * 2, Err(why.to_string()))),
         }
     }
@@ -102,14 +123,14 @@ pub(super) fn find(
         too_large.unwrap_or((MOST + 1, Err(format!("no more than {MOST} are tried"))));
     while above - found.0 > 1 {
         let middle = found.0 + (above - found.0) / 2;
-        match needs(middle) {
-            Ok(needs) if fits(&needs) => found = (middle, taken(&needs)),
-            Ok(needs) => (above, next) = (middle, Ok(taken(&needs).to_string())),
+        match measure(middle) {
+            Ok((taken, true)) => found = (middle, taken),
+            Ok((taken, false)) => (above, next) = (middle, Ok(taken)),
             Err(why) => (above, next) = (middle, Err(why.to_string())),
         }
     }
     let (batch, Taken { bytes, rss_bytes }) = found;
-    Ok(Found { batch, bytes, rss_bytes, next, given: batches.given(batch) })
+    Found { batch, bytes, rss_bytes, next, given: batches.given(batch) }
 }
 
 /// A model's inputs, some of whose dimensions are the batch.

@@ -52,8 +52,8 @@ most that the process had until then, and refused if it is more). What --profile
 and --save-outputs take after the runs is not counted.
 
 --find-batch: the batch is the first dimension of the first input that is open, and dimensions of that name; batch has it, batch_bytes
-what it takes of --max-mem by its plan, batch_rss_bytes what the process takes with it where there is a --max-rss. It is then run within
-these limits.
+what it takes of --max-mem by its plan, batch_rss_bytes what the process takes with it where there is a --max-rss, of which 1 MiB is kept
+free. It is then run within these limits.
 --feed-back: plans_made counts plans, copied_input_bytes what of inputs was copied so that outputs could grow where these lie.
 --sessions: the model is opened for each, and each runs once; session_bytes is what all but the first added to VmRSS.
 --also: also_bytes is what these runs added to VmHWM, also_alive_bytes the most that is alive in any of them.
@@ -156,9 +156,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         model.clone().optimize(&optimization).0.save(path).map_err(|error| error.to_string())?;
     }
     let mut given: Vec<_> = arguments.input.iter().chain(&arguments.shape).cloned().collect();
+    let limits = batch::Limits { mem: arguments.max_mem, rss: arguments.max_rss };
     let found = arguments
         .find_batch
-        .then(|| batch::find(&model, &session, &arguments.options()?, &arguments.limits(), &given))
+        .then(|| batch::find(&model, &session, &arguments.options()?, &limits, &given))
         .transpose()?;
     if let Some(found) = &found {
         given.clone_from(&found.given);
@@ -339,16 +340,10 @@ impl Arguments {
         Ok(())
     }
 
-    /// The limits of a batch.
-    fn limits(&self) -> batch::Limits {
-        let process = || Process::now(rayon::current_num_threads());
-        batch::Limits { mem: self.max_mem, rss: self.max_rss.map(|limit| (limit, process as _)) }
-    }
-
     /// What the process takes with a run, which is an error if that is beyond --max-rss.
     fn within(&self, limit: u64, needs: Result<Needs, Error>) -> Result<Total, String> {
         let needs = needs.map_err(|error| error.to_string())?;
-        let total = Total::new(&Process::now(rayon::current_num_threads())?, &needs);
+        let total = Total::new(&Process::now()?, &needs);
         total.check(limit).map(|()| total)
     }
 

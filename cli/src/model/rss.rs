@@ -25,11 +25,12 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Runs will be on so many threads.
-    pub(super) fn now(threads: usize) -> Result<Self, String> {
+    /// Runs will be on the threads that share work now.
+    pub(super) fn now() -> Result<Self, String> {
         let unknown = || "--max-rss: the system does not tell the process's memory (/proc/self)".to_owned();
         let resident = Resident::of(std::process::id()).ok_or_else(unknown)?;
-        Ok(Self { bytes: resident.bytes, most: resident.most_bytes, threads: threads as u64 })
+        let threads = rayon::current_num_threads() as u64;
+        Ok(Self { bytes: resident.bytes, most: resident.most_bytes, threads })
     }
 }
 

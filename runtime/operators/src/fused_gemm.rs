@@ -67,11 +67,12 @@ mod tests {
         let (a, b, c) = (numbers(&[4, 9], 1), numbers(&[6, 9], 2), numbers(&[6], 3));
         let told = [("transB", Attribute::Int(1)), ("alpha", Attribute::Float(0.5))];
         let plain = run("Gemm", 13, &told, &[Some(&a), Some(&b), Some(&c)]).expect("it runs").remove(0);
-        let cases: [(&str, Option<f32>, &dyn Fn(f32) -> f32); 4] = [
-            ("", None, &|x| x),
-            ("Relu", None, &|x| x.max(0.0)),
-            ("LeakyRelu", Some(0.3), &|x| if x < 0.0 { 0.3 * x } else { x }),
-            ("Tanh", None, &f32::tanh),
+        type Case = (&'static str, Option<f32>, fn(f32) -> f32);
+        let cases: [Case; 4] = [
+            ("", None, |x| x),
+            ("Relu", None, |x| x.max(0.0)),
+            ("LeakyRelu", Some(0.3), |x| if x < 0.0 { 0.3 * x } else { x }),
+            ("Tanh", None, f32::tanh),
         ];
         for (name, alpha, function) in cases {
             let mut trial = Trial::new("FusedGemm", &told, [&a, &b, &c]).text("activation", name);

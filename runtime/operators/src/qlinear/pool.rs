@@ -23,8 +23,7 @@ impl Average {
         Ok(Self { pool, of, channels_last: attributes.int("channels_last", 0) != 0 })
     }
 
-    /// Images, channels, the dimensions of a plane, and the windows in it.
-    fn planes<'s>(&self, shape: &'s [usize]) -> Result<([usize; 2], &'s [usize], Option<Window>), String> {
+    fn planes<'s>(&self, shape: &'s [usize]) -> Result<Planes<'s>, String> {
         let (images, channels, space) = match (shape, self.channels_last) {
             (&[images, channels, ref space @ ..], false) | (&[images, ref space @ .., channels], true) => {
                 (images, channels, space)
@@ -32,8 +31,18 @@ impl Average {
             _ => return Err(format!("an input {shape:?} has no channels")),
         };
         let window = self.pool.as_ref().map(|pool| pool.window_of(space)).transpose()?;
-        Ok(([images, channels], space, window))
+        Ok(Planes { images, channels, space, window })
     }
+}
+
+/// The planes of an input.
+struct Planes<'s> {
+    images: usize,
+    channels: usize,
+    /// Dimensions of a plane.
+    space: &'s [usize],
+    /// The windows in it, unless all of it is one.
+    window: Option<Window>,
 }
 
 impl Operator for Average {
@@ -41,7 +50,7 @@ impl Operator for Average {
         let x = inputs.ty(0)?;
         check(inputs, x.dtype, 1)?;
         check(inputs, x.dtype, 3)?;
-        let ([images, channels], space, window) = self.planes(&x.shape)?;
+        let Planes { images, channels, space, window } = self.planes(&x.shape)?;
         let places: Vec<_> = match window {
             Some(window) => window.shape().collect(),
             None => vec![1; space.len()],
@@ -54,7 +63,7 @@ impl Operator for Average {
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
-        let window = inputs.opt(0).and_then(|x| self.planes(&x.shape).ok()).and_then(|(_, _, window)| window);
+        let window = inputs.opt(0).and_then(|x| self.planes(&x.shape).ok()).and_then(|planes| planes.window);
         window.map_or(0, |window| 4 * (window.input() + window.output()))
     }
 
@@ -62,7 +71,7 @@ impl Operator for Average {
         let (x, out) = (call.input(0)?, call.output(0)?);
         let dtype = x.dtype;
         let (from, to) = (Quantum::new(call, 1, dtype)?, Quantum::new(call, 3, dtype)?);
-        let ([images, channels], space, window) = self.planes(x.shape)?;
+        let Planes { images, channels, space, window } = self.planes(x.shape)?;
         let size: usize = space.iter().product();
         let places = out.bytes.len().checked_div(images * channels).unwrap_or(0);
         if places == 0 {
