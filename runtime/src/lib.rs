@@ -8,6 +8,7 @@
 //! - [`Model::optimize`] makes a model of fewer nodes from it, and [`Model::save`] writes it.
 //! - [`Session`] plans the memory of a run for each set of input types: one arena, in which values lie that are not alive at
 //!   the same time, views lie where their sources lie, and outputs are written over inputs that nobody needs any more.
+//! - [`Batches`] finds the largest batch that fits into a limit, without running any.
 //! - [`QuantizeDynamic`] writes a model whose weights have 8 bits.
 //!
 //! ```no_run
@@ -23,9 +24,13 @@
 //! }
 //! ```
 
+mod batch;
 pub mod conformance;
+mod light;
 mod model;
 
+pub use batch::{BatchInput, Batches, LargestBatch};
+pub use light::Light;
 pub use model::Model;
 pub use stepalloc_graph::{
     ArenaExtendStrategy, Arenas, Binding, Cancel, Changes, Declared, Dim, Error, Figures, Graph, Level,
@@ -34,6 +39,7 @@ pub use stepalloc_graph::{
 };
 pub use stepalloc_onnx::read_tensor;
 pub use stepalloc_quantize::{Left, QuantizeDynamic, Quantized, WeightType};
+pub use stepalloc_tensor::shared::Owner;
 pub use stepalloc_tensor::{
     ALIGNMENT, Bool, DataType, Element, Number, Tensor, Type, View, ViewMut, bf16, f16,
 };

@@ -16,7 +16,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
-use stepalloc_runtime::{Binding, Error, Graph, Model, Needs, Options, Profile, RunOptions, Session, Tensor};
+use stepalloc_runtime::{
+    Binding, Error, Graph, Light, Model, Needs, Options, Profile, RunOptions, Session, Tensor,
+};
 
 /// Runs before faults are counted: the arena's pages come in the first, and threads' packing buffers with it.
 const WARM: usize = 2;
@@ -166,7 +168,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     }
     let total = arguments.max_rss.map(|limit| {
         let light = inputs::light(session.graph(), &given)?;
-        let views: Vec<_> = light.iter().map(|light| light.as_ref().map(inputs::Light::view)).collect();
+        let views: Vec<_> = light.iter().map(|light| light.as_ref().map(Light::view)).collect();
         arguments.within(limit, session.needs(&views))
     });
     let total = total.transpose()?;
@@ -272,8 +274,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     });
     if let Some(found) = &found {
         text["batch"] = found.batch.into();
-        text["batch_bytes"] = found.bytes.into();
-        text["batch_rss_bytes"] = found.rss_bytes.into();
+        text["batch_bytes"] = found.taken.bytes.into();
+        text["batch_rss_bytes"] = found.taken.rss_bytes.into();
     }
     if let Some(total) = &total {
         text["rss_bytes"] = total.bytes().into();
@@ -426,7 +428,7 @@ fn more_shapes(arguments: &Arguments, session: &Session, given: &[Given]) -> Res
 }
 
 /// What each node takes, over as many runs again.
-fn profiled(arguments: &Arguments, binding: &mut Binding<'_>) -> Result<Option<Profile>, String> {
+fn profiled(arguments: &Arguments, binding: &mut Binding) -> Result<Option<Profile>, String> {
     if !arguments.profile {
         return Ok(None);
     }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use stepalloc_runtime::{
-    Bool, DataType, Dim, Element, Error, Graph, Tensor, Type, Value, View, bf16, f16, read_tensor,
+    Bool, DataType, Dim, Element, Error, Graph, Light, Tensor, Type, Value, View, bf16, f16, read_tensor,
 };
 
 /// What the user says of an input.
@@ -37,35 +37,6 @@ pub(super) fn shaped(text: &str) -> Result<Given, String> {
     let dims = dims.split('x').filter(|dim| !dim.is_empty()).map(str::parse);
     let dims: Result<Vec<usize>, _> = dims.collect();
     Ok(Given::Shape(name.into(), dims.map_err(|_| "sizes are numbers with x between them, as 1x3x224x224")?))
-}
-
-/// Inputs of more bytes are planned by their types: what they hold is data, and decides nothing.
-const TELLING: usize = 4096;
-
-/// An input as far as planning needs it: its type, and its elements where they are few.
-pub(super) struct Light {
-    ty: Type,
-    few: Option<Tensor>,
-}
-
-impl From<Type> for Light {
-    /// All elements are zero.
-    fn from(ty: Type) -> Self {
-        Self { few: (ty.bytes() <= TELLING).then(|| Tensor::zeroed(ty.clone())), ty }
-    }
-}
-
-impl From<Tensor> for Light {
-    fn from(tensor: Tensor) -> Self {
-        Self { ty: tensor.ty().clone(), few: Some(tensor).filter(|tensor| tensor.ty().bytes() <= TELLING) }
-    }
-}
-
-impl Light {
-    pub(super) fn view(&self) -> View<'_> {
-        let by_type = View { dtype: self.ty.dtype, shape: &self.ty.shape, bytes: &[] };
-        self.few.as_ref().map_or(by_type, Tensor::view)
-    }
 }
 
 /// The graph's inputs, as far as planning needs them; `None` for those that have a value and are not given.

@@ -21,8 +21,8 @@ use stepalloc_tensor::{Tensor, View, ViewMut};
 /// # Ok(())
 /// # }
 /// ```
-pub struct Binding<'s> {
-    session: &'s Session,
+pub struct Binding {
+    session: Session,
     inputs: Vec<Option<Tensor>>,
     outputs: Outputs,
     /// Outputs that become inputs of the next run, by number.
@@ -31,16 +31,21 @@ pub struct Binding<'s> {
     planned: Option<Chosen>,
 }
 
-impl<'s> Binding<'s> {
-    pub(crate) fn new(session: &'s Session) -> Self {
+impl Binding {
+    pub(crate) fn new(session: Session) -> Self {
         let graph = session.graph();
         Self {
-            session,
             inputs: vec![None; graph.inputs.len()],
             outputs: Outputs::new(graph.outputs.len(), &session.executor().arenas()),
             fed_back: Vec::new(),
             planned: None,
+            session,
         }
+    }
+
+    /// The session it runs.
+    pub fn session(&self) -> &Session {
+        &self.session
     }
 
     fn input_number(&self, name: &str) -> Result<usize, Error> {
@@ -120,6 +125,18 @@ impl<'s> Binding<'s> {
         made.map(Tensor::view).ok_or_else(|| Error::Argument(format!("output {name} was not made yet")))
     }
 
+    /// An output of the newest run as a second tensor of the same memory, for who cannot borrow it: the next run writes there again.
+    ///
+    /// # Safety
+    /// Nobody looks at it while the binding runs, nor writes it while the binding's own is looked at.
+    pub unsafe fn share_output(&mut self, name: &str) -> Result<Tensor, Error> {
+        let number = self.output_number(name)?;
+        let made = self.outputs.tensors[number].as_mut();
+        let made = made.ok_or_else(|| Error::Argument(format!("output {name} was not made yet")))?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { made.share() })
+    }
+
     /// All outputs of the newest run, in the model's order.
     pub fn outputs(&self) -> impl Iterator<Item = Option<&Tensor>> {
         self.outputs.tensors.iter().map(Option::as_ref)
@@ -166,7 +183,7 @@ impl<'s> Binding<'s> {
         if self.planned.as_ref().is_some_and(stale) {
             self.planned = None;
         }
-        let (session, inputs) = (self.session, &self.inputs);
+        let (session, inputs) = (&self.session, &self.inputs);
         let chosen = match &mut self.planned {
             Some(planned) => planned,
             None => {

@@ -33,9 +33,10 @@ const MOST_TOLD: usize = 64;
 const ROOMY: usize = 4;
 
 /// A model and its memory. Runs may come from several threads at once: each has an arena to itself as long as it runs. With
-/// [`Options::intra_op_num_threads`] they share these threads, and may wait for one another.
+/// [`Options::intra_op_num_threads`] they share these threads, and may wait for one another. A clone is the same session.
+#[derive(Clone)]
 pub struct Session {
-    executor: Executor,
+    executor: Arc<Executor>,
 }
 
 /// What a plan was made for.
@@ -569,7 +570,7 @@ impl Session {
 
     /// The same, as told.
     pub fn with_options(model: &impl AsRef<Model>, options: Options) -> Self {
-        Self { executor: Executor::with_options(model.as_ref(), options) }
+        Self { executor: Arc::new(Executor::with_options(model.as_ref(), options)) }
     }
 
     pub(crate) fn executor(&self) -> &Executor {
@@ -659,8 +660,8 @@ impl Session {
     }
 
     /// Tensors that stay bound from run to run.
-    pub fn binding(&self) -> Binding<'_> {
-        Binding::new(self)
+    pub fn binding(&self) -> Binding {
+        Binding::new(self.clone())
     }
 
     /// Whether an input is as the model declares it.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`element`] | the types of elements, the Rust types that hold them, and macros that choose the code for one |
 //! | [`tensor`] | [`Tensor`], [`View`] and [`ViewMut`]: a shape, and where its elements are |
+//! | [`shared`] | memory that a tensor has together with somebody else |
 //! | [`growing`] | tensors that grow along an axis where they are |
 //! | [`quads`] | bytes of matrices as products of bytes take them |
 //! | [`raw`] | elements as files have them |
@@ -16,6 +17,7 @@ pub mod growing;
 pub mod mapped;
 pub mod quads;
 pub mod raw;
+pub mod shared;
 pub mod tensor;
 
 pub use element::{Bool, DataType, Element, Number, bf16, f16};

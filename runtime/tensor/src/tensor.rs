@@ -3,12 +3,14 @@
 use crate::element::{DataType, Element};
 use crate::growing::{Blocks, Grown};
 use crate::mapped::{Copied, Order, copied, reordered};
+use crate::shared::{Owner, Shared};
 use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 use bytes::Bytes;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use smallvec::SmallVec;
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Addresses of tensors are multiples of so many bytes: a cache line, and the widest vector register.
@@ -176,9 +178,10 @@ impl Default for Line {
     }
 }
 
-#[derive(Clone)]
 pub(crate) enum Memory {
     Own(Vec<Line>),
+    /// Of the caller, or of other tensors as well.
+    Shared(Shared),
     /// The first rows of blocks that have room for more.
     Grown(Grown),
     /// Of a mapped file, or of a message read from one. Aligned for the elements.
@@ -187,11 +190,25 @@ pub(crate) enum Memory {
     Copied(Arc<Copied>),
 }
 
-/// A tensor with memory of its own, or of a file that stays mapped as long as any of its tensors.
-#[derive(Clone)]
+/// A tensor with memory of its own, of a file that stays mapped as long as any of its tensors, or of somebody else
+/// ([`Tensor::borrowed`]).
 pub struct Tensor {
     ty: Type,
     memory: Memory,
+}
+
+impl Clone for Tensor {
+    /// Memory that may be written is copied.
+    fn clone(&self) -> Self {
+        let memory = match &self.memory {
+            Memory::Own(lines) => Memory::Own(lines.clone()),
+            Memory::Shared(_) => return self.view().to_tensor(),
+            Memory::Grown(grown) => Memory::Grown(grown.clone()),
+            Memory::Lent(bytes) => Memory::Lent(bytes.clone()),
+            Memory::Copied(copied) => Memory::Copied(Arc::clone(copied)),
+        };
+        Self { ty: self.ty.clone(), memory }
+    }
 }
 
 impl Tensor {
@@ -235,6 +252,43 @@ impl Tensor {
         Some(tensor)
     }
 
+    /// A tensor in memory that somebody else has, read and written where it is. Its owner is dropped with it. `None` where the address is
+    /// null, or no multiple of an element's bytes, unless there are no elements.
+    ///
+    /// # Safety
+    /// As long as the owner lives, `begin` is valid for reads and writes of as many initialised bytes as the type has. Nobody writes
+    /// them while a view of the tensor is looked at, nor looks at them while it is written. (Memory of a tensor that is never written may
+    /// be read-only.)
+    pub unsafe fn borrowed(ty: Type, begin: *mut u8, owner: Owner) -> Option<Self> {
+        let begin = match NonNull::new(begin) {
+            _ if ty.bytes() == 0 => NonNull::dangling(),
+            begin => begin.filter(|begin| begin.addr().get().is_multiple_of(ty.dtype.bytes()))?,
+        };
+        // SAFETY: the caller's promise; no bytes may lie anywhere.
+        let shared = unsafe { Shared::new(begin, ty.bytes(), owner) };
+        Some(Self { ty, memory: Memory::Shared(shared) })
+    }
+
+    /// A second tensor of the same memory, which lives as long as any of both; of memory that is never written, a clone.
+    ///
+    /// # Safety
+    /// Neither is written while the other is looked at or written.
+    pub unsafe fn share(&mut self) -> Self {
+        if let Memory::Own(lines) = &mut self.memory {
+            let mut lines = std::mem::take(lines);
+            let begin = NonNull::from(&mut lines[..]).cast();
+            // SAFETY: the vector keeps its lines where they are, and nobody has it but as their owner. Of them these bytes are the first.
+            self.memory = Memory::Shared(unsafe { Shared::new(begin, self.ty.bytes(), Arc::new(lines)) });
+        }
+        match &self.memory {
+            // SAFETY: the caller's promise.
+            Memory::Shared(shared) => {
+                Self { ty: self.ty.clone(), memory: Memory::Shared(unsafe { shared.again() }) }
+            }
+            _ => self.clone(),
+        }
+    }
+
     /// The first rows of blocks that may get more.
     pub(crate) fn grown(ty: Type, grown: Grown) -> Self {
         Self { ty, memory: Memory::Grown(grown) }
@@ -259,6 +313,7 @@ impl Tensor {
     pub fn view(&self) -> View<'_> {
         let bytes = match &self.memory {
             Memory::Own(lines) => &bytemuck::cast_slice(lines)[..self.ty.bytes()],
+            Memory::Shared(shared) => shared.get(),
             Memory::Lent(bytes) => &bytes[..],
             Memory::Copied(copied) => &copied.copy()[..self.ty.bytes()],
             Memory::Grown(grown) => grown.whole(),
@@ -268,11 +323,14 @@ impl Tensor {
 
     /// To be written; memory that is lent is copied first.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        if !matches!(self.memory, Memory::Own(_)) {
+        if !matches!(self.memory, Memory::Own(_) | Memory::Shared(_)) {
             *self = self.view().to_tensor();
         }
-        let Memory::Own(lines) = &mut self.memory else { unreachable!("it was copied") };
-        let bytes = &mut bytemuck::cast_slice_mut(lines)[..self.ty.bytes()];
+        let bytes = match &mut self.memory {
+            Memory::Own(lines) => &mut bytemuck::cast_slice_mut(lines)[..self.ty.bytes()],
+            Memory::Shared(shared) => shared.get_mut(),
+            _ => unreachable!("it was copied"),
+        };
         ViewMut { dtype: self.ty.dtype, shape: &self.ty.shape, bytes }
     }
 
@@ -294,7 +352,7 @@ impl Tensor {
         let file = match &self.memory {
             Memory::Lent(bytes) => Some(bytes),
             Memory::Copied(copied) => copied.as_it_is(),
-            Memory::Own(_) | Memory::Grown(_) => None,
+            Memory::Own(_) | Memory::Grown(_) | Memory::Shared(_) => None,
         };
         if let Some(copied) = file.and_then(|bytes| reordered(bytes, order)) {
             return Self { ty: self.ty.clone(), memory: Memory::Copied(copied) };
@@ -338,7 +396,7 @@ impl Tensor {
     /// Bytes of memory that it takes now, those of a file not counted.
     pub fn own_bytes(&self) -> usize {
         match &self.memory {
-            Memory::Own(_) | Memory::Grown(_) => self.ty.bytes(),
+            Memory::Own(_) | Memory::Grown(_) | Memory::Shared(_) => self.ty.bytes(),
             Memory::Copied(copied) if copied.is_there() => self.ty.bytes(),
             _ => 0,
         }
