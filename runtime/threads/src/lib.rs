@@ -10,13 +10,47 @@ use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::cell::Cell;
 use std::sync::{Mutex, OnceLock};
+use std::thread::{self, JoinHandle};
 
 /// Threads that work is shared among: those of rayon that the caller is on, or some of its own, made when they are first needed.
 #[derive(Default)]
 pub struct Threads {
     /// 0 for the caller's.
     count: usize,
-    pool: OnceLock<Option<ThreadPool>>,
+    pool: OnceLock<Option<Pool>>,
+}
+
+/// Threads that are gone when this is.
+struct Pool {
+    /// `None` while it is dropped.
+    threads: Option<ThreadPool>,
+    /// By the numbers of the threads.
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// `None` where the system has none.
+    fn new(count: usize) -> Option<Self> {
+        let mut handles = Vec::new();
+        let spawn = |worker: rayon::ThreadBuilder| {
+            let name = format!("stepalloc-{}", worker.index());
+            handles.push(thread::Builder::new().name(name).spawn(|| worker.run())?);
+            Ok(())
+        };
+        let threads = ThreadPoolBuilder::new().num_threads(count).spawn_handler(spawn).build().ok()?;
+        Some(Self { threads: Some(threads), handles })
+    }
+}
+
+impl Drop for Pool {
+    /// What ends with a thread, as thread-locals do, has ended then; but one of its own that drops it cannot wait for itself.
+    fn drop(&mut self) {
+        let own = self.threads.take().and_then(|threads| threads.current_thread_index());
+        for (_, handle) in self.handles.drain(..).enumerate().filter(|(index, _)| Some(*index) != own) {
+            // A panic of theirs was the caller's already.
+            let _ = handle.join();
+        }
+    }
 }
 
 impl Threads {
@@ -30,10 +64,9 @@ impl Threads {
         if self.count == 0 {
             return body();
         }
-        let named = |number: usize| format!("stepalloc-{number}");
-        let make = || ThreadPoolBuilder::new().num_threads(self.count).thread_name(named).build().ok();
-        match self.pool.get_or_init(make) {
-            Some(pool) => pool.install(body),
+        let pool = self.pool.get_or_init(|| Pool::new(self.count)).as_ref();
+        match pool.and_then(|pool| pool.threads.as_ref()) {
+            Some(threads) => threads.install(body),
             None => body(),
         }
     }
