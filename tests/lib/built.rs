@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Where `stepalloc`, `libstepalloc.so` and `libstepalloc_marks.so` lie; builds them first.
+/// Where `stepalloc`, `libstepalloc.so`, `libstepalloc_marks.so` and `libstepalloc_runtime.so` lie; builds them first.
 ///
 /// # Panics
 /// If they cannot be built: the tests that ask have nothing to test then.
@@ -16,7 +16,7 @@ pub fn built() -> &'static Path {
         let directory = test.parent().and_then(Path::parent).expect("tests lie in target/PROFILE/deps");
         let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         build.args(["build", "--quiet"]);
-        for package in ["stepalloc-cli", "stepalloc-preload", "stepalloc-marks"] {
+        for package in ["stepalloc-cli", "stepalloc-preload", "stepalloc-marks", "stepalloc-runtime-capi"] {
             build.args(["--package", package]);
         }
         if directory.ends_with("release") {

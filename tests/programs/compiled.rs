@@ -56,6 +56,27 @@ pub fn static_steps() -> Result<PathBuf, String> {
     try_compile("steps.c", "static-steps", &["-static"])
 }
 
+/// Options for what uses the runtime's library.
+fn runtime_options() -> Vec<String> {
+    let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/capi/include");
+    let built = stepalloc_tests::built().display();
+    let include = format!("-I{}", capi.display());
+    vec![include, format!("-L{built}"), "-lstepalloc_runtime".into(), format!("-Wl,-rpath,{built}")]
+}
+
+/// `runtime.c`.
+pub fn runtime() -> PathBuf {
+    let options = runtime_options();
+    compile("runtime.c", "runtime", &options.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// The runtime's example.
+pub fn infer() -> PathBuf {
+    let options = runtime_options();
+    let source = "../../runtime/capi/examples/infer.c";
+    compile(source, "infer", &options.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
 /// A library that says on standard error that it was loaded.
 pub fn marker() -> PathBuf {
     compile("marker.c", "libmarker.so", &["-shared", "-fPIC"])

@@ -15,6 +15,7 @@
 //! | `model_memory` | and do loading, more sessions, other shapes and limits cost what they should? |
 //! | `optimize` | and do they compute the same with fewer nodes, written for others to run? |
 //! | `pytorch` | are unmodified trainings planned, without another result? |
+//! | `runtime` | does the runtime do for C and for Python what it says, without an error of memory? |
 //! | `report` | is what is seen of runs and plans right, and shown by a browser? |
 //! | `batches` | and are they planned again when the batch size changes? |
 //! | `ranks` | and has each rank of a launcher a plan of its own? |
@@ -45,6 +46,7 @@ mod ranks;
 mod report;
 mod restricted;
 mod run;
+mod runtime;
 mod unchanged;
 mod wheel;
 

@@ -46,13 +46,13 @@ print(json.dumps([stepalloc.stats(), stepalloc.phase()]))
 const PHASE: &str = "import stepalloc; print(stepalloc.phase())";
 
 /// maturin, where it is on the path.
-fn maturin() -> Option<PathBuf> {
+pub fn maturin() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|place| place.join("maturin")).find(|file| file.is_file())
 }
 
 /// Fails with what the program wrote, unless it ends well; however long it takes.
-fn succeed(command: &mut Command) {
+pub fn succeed(command: &mut Command) {
     let output = command.stdin(Stdio::null()).output();
     let output = output.unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(
@@ -64,31 +64,38 @@ fn succeed(command: &mut Command) {
     );
 }
 
-/// Builds the wheel and installs it; the directory of the environment.
-fn install(maturin: &Path) -> PathBuf {
-    let built = stepalloc_tests::built();
-    let target = built.with_file_name("wheel");
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wheel");
-    let _ = fs::remove_dir_all(&place);
-    // A copy of what cargo made of the same crates, jemalloc above all, so that it is not made again. No hard links: cargo
-    // writes its fingerprints in place. (Where the copy fails, all is made again.)
-    if !target.exists() && fs::create_dir(&target).is_ok() {
-        let _ = process::command("cp").args(["-a", "--reflink=auto"]).arg(built).arg(&target).output();
-    }
+/// Builds the wheel of a folder of the repository into `place`, with such settings of cargo; its file.
+pub fn build(maturin: &Path, folder: &str, place: &Path, settings: &[(&str, &str)]) -> PathBuf {
+    let target =
+        stepalloc_tests::built().parent().expect("PROFILE lies in the target directory").join("wheel");
+    let _ = fs::remove_dir_all(place);
     let mut build = process::command(maturin);
-    build.args(["build", "--quiet", "--release", "--locked", "--target-dir"]).arg(&target);
-    build.arg("--out").arg(&place);
-    build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../allocators/python"));
+    build.args(["build", "--quiet", "--release", "--locked", "--target-dir"]).arg(target);
+    build.arg("--out").arg(place).envs(settings.iter().copied());
+    build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder));
     // The interpreter that maturin was installed for has cffi beside it.
     let interpreter = maturin.with_file_name("python3");
     if interpreter.is_file() {
         build.arg("--interpreter").arg(interpreter);
     }
     succeed(&mut build);
-
     let wheels: Vec<PathBuf> =
-        fs::read_dir(&place).expect("a directory").map(|entry| entry.expect("an entry").path()).collect();
+        fs::read_dir(place).expect("a directory").map(|entry| entry.expect("an entry").path()).collect();
     let [wheel] = &wheels[..] else { panic!("not one wheel: {wheels:?}") };
+    wheel.clone()
+}
+
+/// Says that what is missing is, or fails where wheels are asked for.
+pub fn without_wheel(missing: &str) {
+    let required = std::env::var_os("STEPALLOC_REQUIRE_WHEEL").is_some_and(|value| value == "1");
+    assert!(!required, "{missing}, and STEPALLOC_REQUIRE_WHEEL=1");
+    process::skip(missing);
+}
+
+/// Builds the wheel and installs it; the directory of the environment.
+fn install(maturin: &Path) -> PathBuf {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wheel");
+    let wheel = build(maturin, "allocators/python", &place, &[]);
     let environment = place.join("environment");
     succeed(process::command(PYTHON).args(["-m", "venv"]).arg(&environment));
     let mut pip = process::command(environment.join("bin/python3"));
@@ -106,10 +113,7 @@ fn python() -> Option<&'static Path> {
         Some(install(&maturin().filter(|_| venv)?).join("bin/python3"))
     });
     if python.is_none() {
-        let missing = "maturin (PyPI) and Debian's python3-venv are not both installed";
-        let required = std::env::var_os("STEPALLOC_REQUIRE_WHEEL").is_some_and(|value| value == "1");
-        assert!(!required, "{missing}, and STEPALLOC_REQUIRE_WHEEL=1");
-        process::skip(missing);
+        without_wheel("maturin (PyPI) and Debian's python3-venv are not both installed");
     }
     python.as_deref()
 }
