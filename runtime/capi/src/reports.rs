@@ -4,8 +4,8 @@ use crate::session::{StepallocSession, looked_at};
 use crate::status::{Failure, StepallocStatus, given, given_mut, hand_out_text, status, wrong};
 use crate::value::StepallocTensor;
 use runtime::{
-    BatchInput, Batches, Dim, Error, Graph, PlannedBlock, PlannedStep, PlannedValue, Profile, RunOptions,
-    Type, View,
+    BatchInput, Batches, Dim, Error, Graph, Needs, PlannedBlock, PlannedStep, PlannedValue, Profile,
+    RunOptions, Type, View,
 };
 use serde_json::{Value, json};
 use std::ffi::c_char;
@@ -245,8 +245,8 @@ pub unsafe extern "C" fn stepalloc_session_find_batch(
         let shapes = batches.shapes(found.batch).into_iter();
         let text = json!({
             "batch": found.batch,
-            "bytes": found.bytes,
-            "next_bytes": found.next.as_ref().ok(),
+            "bytes": found.needs.limited_bytes(),
+            "next_bytes": found.next.as_ref().ok().map(Needs::limited_bytes),
             "next_error": found.next.as_ref().err(),
             "shapes": Value::Object(shapes.map(|(name, shape)| (name.to_owned(), shape.into())).collect()),
         });
