@@ -145,14 +145,7 @@ fn package() -> Option<&'static (PathBuf, PathBuf)> {
     let made = PACKAGE.get_or_init(|| {
         let (maturin, python) = (wheel::maturin()?, python("onnx, numpy, pip")?);
         let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("runtime-wheel");
-        // What is asked here is whether it works; the library for C is built as users build it.
-        let settings = [
-            ("CARGO_PROFILE_RELEASE_LTO", "off"),
-            ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"),
-            ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
-            ("CARGO_PROFILE_RELEASE_DEBUG", "none"),
-        ];
-        let wheel = wheel::build(&maturin, "runtime/python", &place, &settings);
+        let wheel = wheel::build(&maturin, "runtime/python", &place);
         let installed = place.join("installed");
         let mut pip = process::command(&python);
         pip.args([

@@ -11,7 +11,7 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 /// Debian's, which has no wrapper around it.
 const PYTHON: &str = "/usr/bin/python3";
@@ -64,14 +64,28 @@ pub fn succeed(command: &mut Command) {
     );
 }
 
-/// Builds the wheel of a folder of the repository into `place`, with such settings of cargo; its file.
-pub fn build(maturin: &Path, folder: &str, place: &Path, settings: &[(&str, &str)]) -> PathBuf {
-    let target =
-        stepalloc_tests::built().parent().expect("PROFILE lies in the target directory").join("wheel");
+/// Where maturin has cargo build, one wheel at a time.
+fn target() -> &'static Mutex<PathBuf> {
+    static TARGET: OnceLock<Mutex<PathBuf>> = OnceLock::new();
+    TARGET.get_or_init(|| {
+        let built = stepalloc_tests::built();
+        let target = built.with_file_name("wheel");
+        // A copy of what cargo made of the same crates, jemalloc above all, so that it is not made again. No hard links: cargo
+        // writes its fingerprints in place. (Where the copy fails, all is made again.)
+        if !target.exists() && fs::create_dir(&target).is_ok() {
+            let _ = process::command("cp").args(["-a", "--reflink=auto"]).arg(built).arg(&target).output();
+        }
+        Mutex::new(target)
+    })
+}
+
+/// Builds the wheel of a folder of the repository into `place`; its file.
+pub fn build(maturin: &Path, folder: &str, place: &Path) -> PathBuf {
+    let target = target().lock().expect("no build has panicked");
     let _ = fs::remove_dir_all(place);
     let mut build = process::command(maturin);
-    build.args(["build", "--quiet", "--release", "--locked", "--target-dir"]).arg(target);
-    build.arg("--out").arg(place).envs(settings.iter().copied());
+    build.args(["build", "--quiet", "--release", "--locked", "--target-dir"]).arg(&*target);
+    build.arg("--out").arg(place);
     build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder));
     // The interpreter that maturin was installed for has cffi beside it.
     let interpreter = maturin.with_file_name("python3");
@@ -95,7 +109,7 @@ pub fn without_wheel(missing: &str) {
 /// Builds the wheel and installs it; the directory of the environment.
 fn install(maturin: &Path) -> PathBuf {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wheel");
-    let wheel = build(maturin, "allocators/python", &place, &[]);
+    let wheel = build(maturin, "allocators/python", &place);
     let environment = place.join("environment");
     succeed(process::command(PYTHON).args(["-m", "venv"]).arg(&environment));
     let mut pip = process::command(environment.join("bin/python3"));
