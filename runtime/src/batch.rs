@@ -122,13 +122,13 @@ impl Batches {
 
     /// Shapes of the inputs for a batch, by name; without those whose elements are given.
     pub fn shapes(&self, batch: usize) -> Vec<(&str, Vec<usize>)> {
-        let shape = |input| match input {
-            &Input::Open { ref name, ref shape, ref batch_at, .. } => {
-                Some((name.as_str(), sized(shape, batch_at, batch)))
+        let mut shapes = Vec::new();
+        for input in &self.inputs {
+            if let Input::Open { name, shape, batch_at, .. } = input {
+                shapes.push((name.as_str(), sized(shape, batch_at, batch)));
             }
-            _ => None,
-        };
-        self.inputs.iter().filter_map(shape).collect()
+        }
+        shapes
     }
 
     /// What a run of a batch takes, as [`Session::needs`] tells.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use stepalloc_runtime::{
-    Bool, DataType, Dim, Element, Error, Graph, Light, Tensor, Type, Value, View, bf16, f16, read_tensor,
+    Bool, DataType, Dim, Element, Error, Graph, Light, Tensor, Type, Value, bf16, f16, read_tensor,
 };
 
 /// What the user says of an input.

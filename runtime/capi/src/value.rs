@@ -150,9 +150,11 @@ impl<'a> Looked<'a> {
     pub(crate) unsafe fn at(tensor: &StepallocTensor) -> Result<Self, Failure> {
         // SAFETY: the caller's promise.
         let (ty, data) = unsafe { tensor.checked()? };
-        // SAFETY: as many bytes as the type has are there, by the caller's promise; the address is not null.
-        let bytes =
-            if ty.bytes() == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(data, ty.bytes()) } };
+        let bytes = match ty.bytes() {
+            0 => &[],
+            // SAFETY: as many bytes as the type has are there, by the caller's promise; the address is not null.
+            bytes => unsafe { std::slice::from_raw_parts(data, bytes) },
+        };
         Ok(Self { ty, bytes })
     }
 

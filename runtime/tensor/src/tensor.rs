@@ -281,9 +281,10 @@ impl Tensor {
             self.memory = Memory::Shared(unsafe { Shared::new(begin, self.ty.bytes(), Arc::new(lines)) });
         }
         match &self.memory {
-            // SAFETY: the caller's promise.
             Memory::Shared(shared) => {
-                Self { ty: self.ty.clone(), memory: Memory::Shared(unsafe { shared.again() }) }
+                // SAFETY: the caller's promise.
+                let memory = Memory::Shared(unsafe { shared.again() });
+                Self { ty: self.ty.clone(), memory }
             }
             _ => self.clone(),
         }
