@@ -91,7 +91,7 @@ class Quantize(ctypes.Structure):
     ]
 
 
-_library = ctypes.CDLL(os.path.join(_FOLDER, "libstepalloc_runtime.so"))
+_library = ctypes.CDLL(os.path.join(_FOLDER, "libnative.so"))
 _HANDLE_OUT = POINTER(c_void_p)
 _NAMES = POINTER(c_char_p)
 _INPUTS = (c_void_p, _NAMES, POINTER(Tensor), c_size_t)
