@@ -4,7 +4,7 @@ use super::sliding::sliding;
 use super::{Call, Definition, Known, Made, Operator, Unclear};
 use stepalloc_kernels::activation::Activation;
 use stepalloc_kernels::conv::window::Sliding;
-use stepalloc_kernels::conv::{Sizes, Way, convolve, plainly, scratch, unrolled};
+use stepalloc_kernels::conv::{Done, Sizes, Way, convolve, finish, plainly, scratch, unrolled};
 use stepalloc_kernels::no;
 use stepalloc_tensor::{DataType, Type, by_float};
 use stepalloc_threads as threads;
@@ -57,21 +57,11 @@ impl Finish {
         match (node.attributes.text("activation", ""), &told[..]) {
             ("", _) => Ok(None),
             ("Clip", &[least, most]) => Ok(Some(Self::Bounds(least, most))),
+            ("Relu", _) => Ok(Some(Self::Bounds(0.0, f32::INFINITY))),
             (name, _) => {
                 let (mut alpha, mut beta) = (told.iter().copied(), told.iter().skip(1).copied());
                 Activation::new(name, &mut alpha, &mut beta).map(|function| Some(Self::Function(function)))
             }
-        }
-    }
-
-    fn apply(&self, row: &mut [f32]) {
-        match *self {
-            // NaN stays what it is, and of crossed bounds the upper one holds. Each is written, whatever it is: vectors have no branches.
-            Self::Bounds(least, most) => row.iter_mut().for_each(|x| {
-                let raised = if *x < least { least } else { *x };
-                *x = if raised > most { most } else { raised };
-            }),
-            Self::Function(function) => function.apply(row),
         }
     }
 }
@@ -142,17 +132,21 @@ impl Operator for Conv {
         let (out, x, w) = (out.elements::<f32>(), x.elements::<f32>(), w.elements::<f32>());
         let bias = bias.map(|bias| bias.elements::<f32>());
         let added = call.opt(3).filter(|_| self.is_fused).map(|added| added.elements::<f32>());
-        let done = |at: usize, part: &mut [f32]| {
-            if let Some(added) = added {
-                part.iter_mut().zip(&added[at..]).for_each(|(x, added)| *x += added);
-            }
-            self.finish.iter().for_each(|finish| finish.apply(part));
-        };
+        let mut finish = finish::Finish { added, ..Default::default() };
+        let mut function = None;
+        match self.finish {
+            Some(Finish::Bounds(least, most)) => (finish.least, finish.most) = (least, most),
+            Some(Finish::Function(activation)) => function = Some(activation),
+            None => {}
+        }
         if let Some(way) = Way::new(&sizes) {
-            convolve((&way, &sizes), out, x, (w, bias), call.scratch_of(), &done);
+            let apply = function.map(|function| move |_: usize, part: &mut [f32]| function.apply(part));
+            let done = apply.as_ref().map(|apply| apply as Done<'_>);
+            convolve((&way, &sizes), out, x, (w, bias), call.scratch_of(), (finish, done));
         } else {
             unrolled(&sizes, out, (x.is_empty(), &plainly(&sizes, x)), w, bias, call.scratch())?;
-            done(0, out);
+            finish.apply(out);
+            function.iter().for_each(|function| function.apply(out));
         }
         Ok(())
     }

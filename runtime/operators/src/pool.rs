@@ -4,9 +4,11 @@ use super::sliding::sliding;
 use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
 use rten_simd::{Isa, SimdOp};
 use smallvec::SmallVec;
+use std::ops::Range;
 use stepalloc_graph::Attributes;
 use stepalloc_kernels::{
     blocks::{BLOCK, Source, Wide, put},
+    conv::depthwise::{self, Depthwise, Largest, Sum},
     conv::window::{Axis, Sliding, Window},
     gemm::PARALLEL,
     no,
@@ -91,12 +93,19 @@ impl Operator for Pool {
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
-        // Planes of all but f32 and f64 are folded in f32.
-        match inputs.opt(0) {
-            Some(input) if !matches!(input.dtype, DataType::F32 | DataType::F64) => {
-                self.window(&input.shape).map_or(0, |window| (window.input() + window.output()) * 4)
-            }
-            _ => 0,
+        let Some(input) = inputs.opt(0) else { return 0 };
+        let Ok(window) = self.window(&input.shape) else { return 0 };
+        match input.dtype {
+            DataType::F64 => 0,
+            DataType::F32 => self.depthwise(&window).map_or(0, |depthwise| {
+                let planes = input.shape[..2].iter().product::<usize>();
+                let is_small =
+                    planes.saturating_mul(window.output()).saturating_mul(window.kernel()) < PARALLEL;
+                let cores = if is_small { 1 } else { threads::for_runs().min(planes).max(1) };
+                (self.divisors(&window) + cores * depthwise.scratch()) * 4
+            }),
+            // Planes of others are folded in f32.
+            _ => (window.input() + window.output()) * 4,
         }
     }
 
@@ -119,9 +128,14 @@ impl Operator for Pool {
         }
         let Some(output) = output else { return Ok(()) };
         match dtype {
-            DataType::F32 => planes::<f32>(&window, input.elements(), output.elements(), &|from, to| {
-                plane(&window, self.of, from, to);
-            }),
+            DataType::F32 => match self.depthwise(&window).filter(|_| !scratch.is_empty()) {
+                Some(depthwise) => {
+                    self.fold(&window, &depthwise, input.elements(), output.elements(), scratch)
+                }
+                None => planes::<f32>(&window, input.elements(), output.elements(), &|from, to| {
+                    plane(&window, self.of, from, to);
+                }),
+            },
             DataType::F64 => planes::<f64>(&window, input.elements(), output.elements(), &|from, to| {
                 plane_of_f64(&window, self.of, from, to);
             }),
@@ -138,6 +152,51 @@ impl Operator for Pool {
             }
         }
         Ok(())
+    }
+}
+
+impl Pool {
+    /// How planes of f32 are folded a few vectors at a time; `None` where they are not.
+    fn depthwise(&self, window: &Window) -> Option<Depthwise> {
+        if matches!(self.of, Of::Norm(_)) { None } else { Depthwise::of(window) }
+    }
+
+    /// Elements of scratch memory for what each place's sum is divided by.
+    fn divisors(&self, window: &Window) -> usize {
+        if matches!(self.of, Of::Average { .. }) { window.output() } else { 0 }
+    }
+
+    fn fold(
+        &self,
+        window: &Window,
+        depthwise: &Depthwise,
+        input: &[f32],
+        output: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let (divisors, scratch) = scratch.split_at_mut(self.divisors(window));
+        let scratch = (scratch, depthwise.scratch());
+        let Of::Average { padded } = self.of else {
+            return depthwise::planes((depthwise, Largest), input, output, scratch, &|_| ());
+        };
+        count(window, padded, |places, divisor| divisors[places].fill(divisor as f32));
+        let divide = |sums: &mut [f32]| Quotients { sums, divisors }.dispatch();
+        depthwise::planes((depthwise, Sum), input, output, scratch, &divide);
+    }
+}
+
+/// Divides sums by numbers, compiled for the machine's vectors.
+struct Quotients<'a> {
+    sums: &'a mut [f32],
+    divisors: &'a [f32],
+}
+
+impl SimdOp for Quotients<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, _: I) {
+        self.sums.iter_mut().zip(self.divisors).for_each(|(sum, divisor)| *sum /= divisor);
     }
 }
 
@@ -164,11 +223,12 @@ fn root<W: Wide>(sum: W, order: i32) -> W {
     }
 }
 
-/// Divides the sums of a plane by the elements that they are of.
-fn average<W: Wide>(window: &Window, plane: &mut [W], padded: bool) {
+/// Tells for all places of a plane, some that lie side by side at a time, how many elements their windows are of. Where a window meets
+/// nothing it is one.
+fn count(window: &Window, padded: bool, mut tell: impl FnMut(Range<usize>, usize)) {
     let (last, outer) = window.axes.split_last().expect("there are spatial dimensions");
-    let inside = last.inside();
-    for (row, sums) in plane.chunks_exact_mut(window.width().max(1)).enumerate() {
+    let (inside, width) = (last.inside(), window.width());
+    for row in 0..window.rows() {
         let mut rest = row;
         let rows: usize = outer
             .iter()
@@ -179,14 +239,20 @@ fn average<W: Wide>(window: &Window, plane: &mut [W], padded: bool) {
                 count
             })
             .product();
-        // Nothing is divided by where a window meets nothing.
-        let divisor = |count: usize| W::from_f64((rows * count).max(1) as f64);
-        for place in (0..inside.start).chain(inside.end..sums.len()) {
-            sums[place] = sums[place].over(divisor(last.count(place, padded)));
+        let begin = row * width;
+        for place in (0..inside.start).chain(inside.end..width) {
+            tell(begin + place..begin + place + 1, (rows * last.count(place, padded)).max(1));
         }
-        let whole = divisor(last.kernel);
-        sums[inside.clone()].iter_mut().for_each(|sum| *sum = sum.over(whole));
+        tell(begin + inside.start..begin + inside.end, (rows * last.kernel).max(1));
     }
+}
+
+/// Divides the sums of a plane by the elements that they are of.
+fn average<W: Wide>(window: &Window, plane: &mut [W], padded: bool) {
+    count(window, padded, |places, divisor| {
+        let divisor = W::from_f64(divisor as f64);
+        plane[places].iter_mut().for_each(|sum| *sum = sum.over(divisor));
+    });
 }
 
 /// Folds the windows of a plane.

@@ -1,14 +1,17 @@
-//! Convolutions of f32 whose channels have filters of their own, in one or two dimensions.
+//! Windows of f32 that are folded channel by channel, in one or two dimensions: convolutions whose channels have filters of their own, and
+//! pools.
 //!
 //! A plane is laid out with its padding in scratch memory, of a row each phase of the stride by itself, so that an element of the
 //! window is as far from one place as from any other. Vectors lie along rows; a few of them stay in registers while the window goes by.
 
 use crate::conv::Sizes;
 use crate::conv::direct::{POINT, copy_row};
-use crate::conv::window::Axis;
+use crate::conv::finish::Finish;
+use crate::conv::window::{Axis, Window};
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
 use std::ops::Range;
+use stepalloc_threads as threads;
 
 /// Vectors that are computed together.
 const VECTORS: usize = 4;
@@ -32,15 +35,20 @@ pub struct Depthwise {
 impl Depthwise {
     /// `None` where it is for others.
     pub fn new(sizes: &Sizes) -> Option<Self> {
-        let (vertical, horizontal) = match sizes.window.axes[..] {
+        if sizes.is_depthwise() { Self::of(&sizes.window) } else { None }
+    }
+
+    /// The same for these windows.
+    pub fn of(window: &Window) -> Option<Self> {
+        let (vertical, horizontal) = match window.axes[..] {
             [horizontal] => (POINT, horizontal),
             [vertical, horizontal] => (vertical, horizontal),
             _ => return None,
         };
-        let nothing = sizes.window.output() == 0 || sizes.window.input() == 0 || sizes.depth() == 0;
+        let nothing = window.output() == 0 || window.input() == 0 || window.kernel() == 0;
         let pitch = (horizontal.kernel.checked_sub(1)? * horizontal.dilation / horizontal.stride)
             .checked_add(horizontal.output)?;
-        if !sizes.is_depthwise() || nothing || horizontal.stride > STRIDE || horizontal.begin >= pitch {
+        if nothing || horizontal.stride > STRIDE || horizontal.begin >= pitch {
             return None;
         }
         let mut made = Self { vertical, horizontal, pitch, band: vertical.output };
@@ -49,7 +57,7 @@ impl Depthwise {
         made.band = ((BAND / row).saturating_sub(more) / vertical.stride).clamp(1, vertical.output);
         // Windows that are far larger than what they move over would lay out more than there is.
         let laid = made.rows(made.band).checked_mul(row)?;
-        (laid <= BAND.max(2 * sizes.window.input()) && laid <= u32::MAX as usize).then_some(made)
+        (laid <= BAND.max(2 * window.input()) && laid <= u32::MAX as usize).then_some(made)
     }
 
     /// Elements of a row that is laid out.
@@ -79,16 +87,103 @@ impl Depthwise {
     }
 }
 
+/// What is made of the elements that a window meets.
+pub trait Fold: Copy {
+    /// What is met where the input is padded.
+    const PADDING: f32;
+    /// What it begins with.
+    fn start(&self) -> f32;
+    /// The weight of an element of the window.
+    fn weight(&self, at: usize) -> f32;
+    /// What it is once an element was taken in.
+    fn take<I: Isa>(isa: I, so_far: I::F32, x: I::F32, weight: I::F32) -> I::F32;
+}
+
+/// The sum of products with weights.
+#[derive(Clone, Copy)]
+pub struct Products<'a> {
+    /// One for each element of the window.
+    pub w: &'a [f32],
+    /// What is added.
+    pub bias: f32,
+}
+
+impl Fold for Products<'_> {
+    const PADDING: f32 = 0.0;
+
+    #[inline(always)]
+    fn start(&self) -> f32 {
+        self.bias
+    }
+
+    #[inline(always)]
+    fn weight(&self, at: usize) -> f32 {
+        self.w[at]
+    }
+
+    #[inline(always)]
+    fn take<I: Isa>(isa: I, so_far: I::F32, x: I::F32, weight: I::F32) -> I::F32 {
+        isa.f32().mul_add(x, weight, so_far)
+    }
+}
+
+/// The sum.
+#[derive(Clone, Copy)]
+pub struct Sum;
+
+impl Fold for Sum {
+    const PADDING: f32 = 0.0;
+
+    #[inline(always)]
+    fn start(&self) -> f32 {
+        0.0
+    }
+
+    #[inline(always)]
+    fn weight(&self, _: usize) -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    fn take<I: Isa>(isa: I, so_far: I::F32, x: I::F32, _: I::F32) -> I::F32 {
+        isa.f32().add(so_far, x)
+    }
+}
+
+/// The largest one; NaN is none.
+#[derive(Clone, Copy)]
+pub struct Largest;
+
+impl Fold for Largest {
+    const PADDING: f32 = f32::NEG_INFINITY;
+
+    #[inline(always)]
+    fn start(&self) -> f32 {
+        f32::NEG_INFINITY
+    }
+
+    #[inline(always)]
+    fn weight(&self, _: usize) -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    fn take<I: Isa>(isa: I, so_far: I::F32, x: I::F32, _: I::F32) -> I::F32 {
+        let ops = isa.f32();
+        ops.select(x, so_far, ops.gt(x, so_far))
+    }
+}
+
 /// One channel.
-pub struct Plane<'a> {
+pub struct Plane<'a, F> {
     /// Where things are.
     pub depthwise: &'a Depthwise,
     /// The channel's elements.
     pub x: &'a [f32],
-    /// The filter's weights.
-    pub w: &'a [f32],
-    /// What is added.
-    pub bias: f32,
+    /// What is made of them.
+    pub fold: F,
+    /// What becomes of that, in its plane of the output.
+    pub finish: Finish<'a>,
     /// Its plane of the output.
     pub out: &'a mut [f32],
     /// See [`Depthwise::scratch`].
@@ -97,48 +192,70 @@ pub struct Plane<'a> {
     pub is_first: bool,
 }
 
-impl SimdOp for Plane<'_> {
+impl<F: Fold> SimdOp for Plane<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
-        let Self { depthwise, x, w, bias, out, scratch, is_first } = self;
-        let (laid, offsets) = scratch.split_at_mut(scratch.len() - w.len());
+        let Self { depthwise, x, fold, finish, out, scratch, is_first } = self;
+        let elements = depthwise.vertical.kernel * depthwise.horizontal.kernel;
+        let (laid, offsets) = scratch.split_at_mut(scratch.len() - elements);
         let offsets: &mut [u32] = bytemuck::cast_slice_mut(offsets);
         if is_first {
-            laid.fill(0.0);
+            laid.fill(F::PADDING);
             depthwise.offsets(offsets);
         }
         let (height, width) = (depthwise.vertical.output, depthwise.horizontal.output);
         for first in (0..height).step_by(depthwise.band) {
             let rows = first..(first + depthwise.band).min(height);
-            depthwise.lay(isa, x, rows.clone(), laid);
-            let out = &mut out[rows.start * width..rows.end * width];
-            depthwise.compute(isa, laid, (w, &*offsets, bias), out);
+            depthwise.lay(isa, x, rows.clone(), laid, F::PADDING);
+            depthwise.compute(isa, laid, (fold, offsets, finish), out, rows.start * width..rows.end * width);
         }
     }
 }
 
+/// Folds the windows over all planes of an input, in scratch memory of so many elements for each core that takes part; `after` is called
+/// with each plane of the output.
+pub fn planes<F: Fold + Sync>(
+    (depthwise, fold): (&Depthwise, F),
+    input: &[f32],
+    output: &mut [f32],
+    (scratch, for_one): (&mut [f32], usize),
+    after: &(dyn Fn(&mut [f32]) + Sync),
+) {
+    let size = depthwise.vertical.input * depthwise.horizontal.input;
+    let places = depthwise.vertical.output * depthwise.horizontal.output;
+    let share = (output.len() / places).div_ceil((scratch.len() / for_one).max(1));
+    let output = (output, share * places);
+    threads::pieces_of_two(output, (scratch, for_one), 1, &|number, output, scratch| {
+        for (at, out) in output.chunks_exact_mut(places).enumerate() {
+            let x = &input[(number * share + at) * size..][..size];
+            let (finish, scratch) = (Finish::default(), &mut *scratch);
+            Plane { depthwise, x, fold, finish, out: &mut *out, scratch, is_first: at == 0 }.dispatch();
+            after(out);
+        }
+    });
+}
+
 impl Depthwise {
-    /// Lays out what some rows of the output meet. Elements that are padding along rows are zeros already.
+    /// Lays out what some rows of the output meet. Elements that are padding along rows are there already.
     #[inline(always)]
-    fn lay<I: Isa>(&self, isa: I, x: &[f32], rows: Range<usize>, laid: &mut [f32]) {
+    fn lay<I: Isa>(&self, isa: I, x: &[f32], rows: Range<usize>, laid: &mut [f32], padding: f32) {
         let (ops, down, right) = (isa.f32(), &self.vertical, &self.horizontal);
         let row = self.row();
         for number in 0..self.rows(rows.len()) {
             let at =
                 (rows.start * down.stride + number).checked_sub(down.begin).filter(|&at| at < down.input);
             let Some(at) = at else {
-                laid[number * row..][..row].fill(0.0);
+                laid[number * row..][..row].fill(padding);
                 continue;
             };
             let from = &x[at * right.input..][..right.input];
             if right.stride > 1 {
                 let phases = laid[number * row..][..row].chunks_exact_mut(self.pitch);
-                phases.enumerate().for_each(|(phase, to)| copy_row(right, phase, from, to));
+                phases.enumerate().for_each(|(phase, to)| copy_row(right, phase, from, to, padding));
                 continue;
             }
-            // Whole vectors: behind the row are zeros, or what is laid out next.
             let from = &from[..right.input.min(self.pitch - right.begin)];
             let to = &mut laid[number * row + right.begin..];
             let mut vectors = from.chunks_exact(ops.len());
@@ -147,52 +264,48 @@ impl Depthwise {
                 ops.store(ops.load(from), &mut to[done..]);
                 done += ops.len();
             }
-            if !vectors.remainder().is_empty() {
-                ops.store(ops.load_pad(vectors.remainder()).0, &mut to[done..]);
-            }
+            let (last, mask) = ops.load_pad(vectors.remainder());
+            let to = &mut to[done..][..vectors.remainder().len()];
+            // SAFETY: there is room for as many elements as the mask has.
+            unsafe { ops.store_ptr_mask(last, to.as_mut_ptr(), mask) };
         }
     }
 
-    /// Some rows of the output.
+    /// Some rows of the output, which are a range of its elements.
     #[inline(always)]
-    fn compute<I: Isa>(
+    fn compute<I: Isa, F: Fold>(
         &self,
         isa: I,
         laid: &[f32],
-        (w, offsets, bias): (&[f32], &[u32], f32),
+        (fold, offsets, finish): (F, &[u32], Finish<'_>),
         out: &mut [f32],
+        range: Range<usize>,
     ) {
         let ops = isa.f32();
         let (width, lanes, down) = (self.horizontal.output, ops.len(), self.vertical.stride * self.row());
         let (mut row, mut column) = (0, 0);
-        while row * width < out.len() {
+        while row * width < range.len() {
             // Where vectors begin, in what is laid out and in the output, and how many elements of the latter they are.
-            let mut places = [(0, 0, 0); VECTORS];
+            let mut places = [(0, range.start, 0); VECTORS];
             for place in &mut places {
-                if row * width >= out.len() {
+                if row * width >= range.len() {
                     break;
                 }
-                *place = (row * down + column, row * width + column, lanes.min(width - column));
+                *place = (row * down + column, range.start + row * width + column, lanes.min(width - column));
                 column += lanes;
                 if column >= width {
                     (row, column) = (row + 1, 0);
                 }
             }
-            let mut sums = [ops.splat(bias); VECTORS];
-            for (&w, &offset) in w.iter().zip(offsets) {
-                let w = ops.splat(w);
+            let mut sums = [ops.splat(fold.start()); VECTORS];
+            for (at, &offset) in offsets.iter().enumerate() {
+                let weight = ops.splat(fold.weight(at));
                 for (sum, (from, _, _)) in sums.iter_mut().zip(places) {
-                    *sum = ops.mul_add(ops.load(&laid[from + offset as usize..]), w, *sum);
+                    *sum = F::take(isa, *sum, ops.load(&laid[from + offset as usize..]), weight);
                 }
             }
             for (sum, (_, to, count)) in sums.into_iter().zip(places) {
-                let to = &mut out[to..][..count];
-                if count == lanes {
-                    ops.store(sum, to);
-                } else {
-                    // SAFETY: there is room for as many elements as the mask has.
-                    unsafe { ops.store_ptr_mask(sum, to.as_mut_ptr(), ops.first_n_mask(count)) };
-                }
+                finish.store(isa, sum, out, to..to + count);
             }
         }
     }

@@ -126,14 +126,19 @@ impl Frame {
         }
     }
 
-    /// Elements of the frame of so many channels, and behind them what the last tile may read beyond.
+    /// Elements of the frame of so many channels, and behind them what the last tile may read beyond. What is laid side by side behind them
+    /// is aligned as the frame is: vectors that lie across two lines of the cache cost twice.
     fn elements(&self, channels: usize) -> usize {
-        if self.is_input { 0 } else { channels * self.phases() * self.plane() + WIDEST }
+        if self.is_input {
+            0
+        } else {
+            (channels * self.phases() * self.plane() + WIDEST).next_multiple_of(WIDEST)
+        }
     }
 
     /// Elements of scratch memory for a thread: the frame, a tile's input, and how far each weight's element is from its place.
     pub fn scratch(&self, sizes: &Sizes) -> usize {
-        self.elements(sizes.from) + sizes.depth() * (WIDEST + 1)
+        self.elements(sizes.from) + sizes.depth() * WIDEST + sizes.depth().next_multiple_of(WIDEST)
     }
 
     /// How far the elements that meet a filter's weights are from the place.
@@ -172,7 +177,9 @@ impl Frame {
                     for (number, to) in plane.chunks_exact_mut(self.pitch).take(count).enumerate() {
                         let row = ((rows.start + number) * down.stride + row_phase).checked_sub(down.begin);
                         match row.filter(|&row| row < down.input) {
-                            Some(row) => copy_row(right, phase, &x[row * right.input..][..right.input], to),
+                            Some(row) => {
+                                copy_row(right, phase, &x[row * right.input..][..right.input], to, 0.0)
+                            }
                             None => to.fill(0.0),
                         }
                     }
@@ -184,13 +191,13 @@ impl Frame {
 
 /// A row of the input, every `stride`-th element from `phase` on, with padding.
 #[inline(always)]
-pub(super) fn copy_row(axis: &Axis, phase: usize, from: &[f32], to: &mut [f32]) {
+pub(super) fn copy_row(axis: &Axis, phase: usize, from: &[f32], to: &mut [f32], padding: f32) {
     let stride = axis.stride;
     // The first element that is within the input, and the first beyond it.
     let begin = axis.begin.saturating_sub(phase).div_ceil(stride).min(to.len());
     let end = (axis.begin + axis.input).saturating_sub(phase).div_ceil(stride).clamp(begin, to.len());
-    to[..begin].fill(0.0);
-    to[end..].fill(0.0);
+    to[..begin].fill(padding);
+    to[end..].fill(padding);
     let to = &mut to[begin..end];
     if to.is_empty() {
         return;
@@ -219,7 +226,7 @@ impl SimdOp for Direct<'_> {
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
-        let Self { frame, part: Part { sizes, x, w, bias, out, scratch, is_first, done } } = self;
+        let Self { frame, part: Part { sizes, x, w, bias, out, scratch, is_first, finish, done } } = self;
         let (places, depth) = (frame.rows * frame.width, sizes.depth());
         let filters = out.len() / places;
         let (laid, scratch) = scratch.split_at_mut(frame.elements(sizes.from));
@@ -246,7 +253,11 @@ impl SimdOp for Direct<'_> {
             }
             for filter in 0..filters {
                 let at = filter * places + rows.start * frame.width;
-                done(at, &mut out[at..][..rows.len() * frame.width]);
+                let out = &mut out[at..][..rows.len() * frame.width];
+                finish.from(at).apply_in(isa, out);
+                if let Some(done) = done {
+                    done(at, out);
+                }
             }
         }
     }

@@ -24,7 +24,7 @@ impl SimdOp for Dots<'_> {
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
-        let Part { sizes, x, w, bias, out, scratch, done, .. } = self.0;
+        let Part { sizes, x, w, bias, out, scratch, finish, done, .. } = self.0;
         let (places, depth) = (sizes.window.output(), sizes.depth());
         let rows: &[f32] = if sizes.window.is_pointwise() && places == 1 {
             x
@@ -48,7 +48,10 @@ impl SimdOp for Dots<'_> {
                 }
             }
         }
-        done(0, out);
+        finish.apply_in(isa, out);
+        if let Some(done) = done {
+            done(0, out);
+        }
     }
 }
 

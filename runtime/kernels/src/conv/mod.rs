@@ -6,17 +6,19 @@
 //! unrolled is still in a cache when it is multiplied.
 
 mod columns;
-mod depthwise;
+pub mod depthwise;
 mod direct;
 mod dot;
+pub mod finish;
 pub mod quantized;
 pub mod window;
 
 use crate::gemm::{Matrix, PARALLEL, product};
 use columns::Columns;
-use depthwise::{Depthwise, Plane};
+use depthwise::{Depthwise, Plane, Products};
 use direct::Direct;
 use dot::Dots;
+use finish::Finish;
 use rten_simd::SimdOp;
 use std::ops::Range;
 use stepalloc_tensor::{DataType, Element, Number, Type};
@@ -137,19 +139,23 @@ struct Part<'a> {
     pub scratch: &'a mut [f32],
     /// Whether nothing was computed in this scratch memory yet.
     pub is_first: bool,
+    /// What becomes of the sums: of these planes of the output.
+    pub finish: Finish<'a>,
     /// Is called with each part of the output that is done: the index of its first element in `out`, and the elements.
-    pub done: &'a dyn Fn(usize, &mut [f32]),
+    pub done: Option<Done<'a>>,
 }
 
-/// Computes a convolution, in scratch memory for each core that takes part. `done` is called with each part of the output that is:
-/// the index of its first element, and the elements.
+/// Is called with each part of an output that is done: the index of its first element, and the elements.
+pub type Done<'d> = &'d (dyn Fn(usize, &mut [f32]) + Sync);
+
+/// Computes a convolution, in scratch memory for each core that takes part.
 pub fn convolve(
     (way, sizes): (&Way, &Sizes),
     out: &mut [f32],
     x: &[f32],
     (w, bias): (&[f32], Option<&[f32]>),
     scratch: &mut [f32],
-    done: &(dyn Fn(usize, &mut [f32]) + Sync),
+    (finish, done): (Finish<'_>, Option<Done<'_>>),
 ) {
     let (places, depth, to) = (sizes.window.output(), sizes.depth(), sizes.to);
     let image = sizes.from * sizes.window.input();
@@ -171,14 +177,19 @@ pub fn convolve(
                         Plane {
                             depthwise,
                             x: &x[plane / to * image..][..image],
-                            w: &w[filter * depth..][..depth],
-                            bias: bias.map_or(0.0, |bias| bias[filter]),
+                            fold: Products {
+                                w: &w[filter * depth..][..depth],
+                                bias: bias.map_or(0.0, |bias| bias[filter]),
+                            },
+                            finish: finish.from(plane * places),
                             out: &mut *out,
                             scratch: &mut *scratch,
                             is_first: at == 0,
                         }
                         .dispatch();
-                        done(plane * places, out);
+                        if let Some(done) = done {
+                            done(plane * places, out);
+                        }
                     }
                 },
             );
@@ -194,7 +205,10 @@ pub fn convolve(
                 &|number, out, scratch| {
                     let x = &x[number * share * from..][..out.len() / to * from];
                     Columns { sizes, x, w, bias, out: &mut *out, scratch }.dispatch();
-                    done(number * share * to, out);
+                    finish.from(number * share * to).apply(out);
+                    if let Some(done) = done {
+                        done(number * share * to, out);
+                    }
                 },
             );
         }
@@ -208,6 +222,8 @@ pub fn convolve(
             let count = (to - within).min(out.len() / places);
             let filter = image_group % sizes.group * to + within;
             let (here, rest) = std::mem::take(&mut out).split_at_mut(count * places);
+            let done =
+                done.map(|done| move |index: usize, part: &mut [f32]| done(next * places + index, part));
             let part = Part {
                 sizes,
                 x: &x[image_group * image..][..image],
@@ -216,7 +232,8 @@ pub fn convolve(
                 out: here,
                 scratch: &mut *scratch,
                 is_first: next == first,
-                done: &|index, part| done(next * places + index, part),
+                finish: finish.from(next * places),
+                done: done.as_ref().map(|done| done as Done<'_>),
             };
             match each {
                 Each::Direct(frame) => Direct { frame, part }.dispatch(),
@@ -332,6 +349,9 @@ mod tests {
             (2, 6, 25, 3, vec![axis([500, 4, 1, 1, 3, 0])]),
             (1, 2, 2, 1, square([1, 3, 1, 1, 1, 1])),
             (1, 30, 29, 1, square([40, 3, 1, 1, 1, 1])),
+            (1, 150, 27, 1, square([7, 1, 1, 1, 0, 0])),
+            (1, 33, 31, 1, square([14, 3, 1, 1, 0, 0])),
+            (1, 70, 5, 1, square([13, 2, 1, 1, 0, 0])),
         ] {
             let window = Window::new(axes.into_iter().collect());
             let sizes = Sizes { batch, from, to, group, window };
@@ -363,13 +383,21 @@ mod tests {
                 let mut made = vec![f32::NAN; count];
                 let mut scratch = vec![f32::NAN; cores * way.scratch(&sizes)];
                 let done = std::sync::Mutex::new(vec![0; count]);
-                convolve((way, &sizes), &mut made, &x, (&w, Some(&bias)), &mut scratch, &|at, part| {
+                let count_done = |at: usize, part: &mut [f32]| {
                     done.lock().expect("no one failed")[at..at + part.len()]
                         .iter_mut()
                         .for_each(|done| *done += 1);
-                });
+                };
+                let weights = (&w[..], Some(&bias[..]));
+                let finish = (Finish::default(), Some(&count_done as Done<'_>));
+                convolve((way, &sizes), &mut made, &x, weights, &mut scratch, finish);
                 assert_eq!(made, expected, "{:?}, {cores} cores", sizes.window);
                 assert!(done.into_inner().expect("no one failed").iter().all(|&done| done == 1));
+                let added = numbers(count, 11);
+                let finish = Finish { added: Some(&added), least: -90.0, most: 100.0 };
+                convolve((way, &sizes), &mut made, &x, weights, &mut scratch, (finish, None));
+                let finished = expected.iter().zip(&added).map(|(x, added)| (x + added).clamp(-90.0, 100.0));
+                assert!(made.iter().copied().eq(finished), "{:?}, {cores} cores", sizes.window);
             }
         }
     }

@@ -5,7 +5,8 @@
 //! convolutions of reals: sums of a few products of bytes are exact in f32.
 
 use crate::conv::Sizes;
-use crate::conv::depthwise::{Depthwise, Plane};
+use crate::conv::depthwise::{Depthwise, Plane, Products};
+use crate::conv::finish::Finish;
 use crate::gemm::dot4::{self, Product, Quad, Store, WIDTH, pack};
 use crate::gemm::quantized::Keep;
 use crate::scales::Rounded;
@@ -185,7 +186,8 @@ impl Quantized<'_> {
             Each { from, to: &mut *x, make: |x| (i32::from(x ^ flip) - x_zero) as f32 }.dispatch();
             w.iter_mut().zip(self.taps(filter)).for_each(|(to, &w)| *to = (i32::from(w as i8) - zero) as f32);
             let (bias, scale) = (add as f32, self.scales[filter]);
-            Plane { depthwise, x, w, bias, out: &mut *sums, scratch: &mut *scratch, is_first: at == 0 }
+            let (fold, finish) = (Products { w, bias }, Finish::default());
+            Plane { depthwise, x, fold, finish, out: &mut *sums, scratch: &mut *scratch, is_first: at == 0 }
                 .dispatch();
             Each { from: sums, to: out, make: |sum| rounded.real(sum * scale) }.dispatch();
         }
