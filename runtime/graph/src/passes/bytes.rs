@@ -2,11 +2,12 @@
 //!
 //! Quantizers leave the model's operators in f32, each between nodes that make reals of its inputs and bytes of its output ("QDQ"). Here
 //! convolutions and products of matrices become products of bytes, summed in integers; nodes that only move elements move bytes;
-//! functions of one tensor become a table of 256 bytes, and sums and products of two are computed from bytes to bytes. So do `QLinearConv`
-//! and `QLinearMatMul`, which mean the same. Scales and zero points must be constants, one for each tensor, or for each filter or column of
+//! functions of one tensor become a table of 256 bytes, and sums and products of two are computed from bytes to bytes. So do `QLinearConv`,
+//! `QLinearMatMul` and `QGemm`, which mean the same. Where the left factor is quantized in each run, see [`super::dynamic`]. Scales and zero points must be constants, one for each tensor, or for each filter or column of
 //! weights. (Jacob et al.: Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference, 2018,
 //! section 2.2, has the arithmetic.)
 
+use super::dynamic;
 use super::edit::Editor;
 use super::product::bounds;
 use crate::graph::{Attribute, Node, ValueId};
@@ -89,43 +90,99 @@ fn quantized(editor: &Editor, at: usize) -> Option<(ValueId, ValueId, Scaled)> {
 }
 
 /// Constant weights in bytes, with scales and zero points of the whole or of each index of an axis.
-struct Weights {
+pub(super) struct Weights {
     tensor: Arc<Tensor>,
-    name: String,
-    scales: Vec<f32>,
-    zeros: Vec<i32>,
+    pub(super) name: String,
+    pub(super) scales: Vec<f32>,
+    /// Of the signed bytes.
+    pub(super) zeros: Vec<i32>,
     axis: usize,
+}
+
+/// A right factor as products of bytes take it.
+pub(super) struct Panels {
+    pub(super) tensor: Tensor,
+    pub(super) depth: usize,
+    pub(super) cols: usize,
+    /// Of each column's elements less its zero point.
+    pub(super) sums: Vec<i32>,
 }
 
 impl Weights {
     fn new(editor: &Editor, [id, scale]: [ValueId; 2], zero: Option<ValueId>, axis: i64) -> Option<Self> {
+        let scale_view = editor.constant(scale)?.view();
+        if scale_view.dtype != DataType::F32 || scale_view.shape.len() > 1 {
+            return None;
+        }
+        let mut weights = Self::unscaled(editor, id, zero, axis)?;
+        weights.scales = scale_view.elements::<f32>().to_vec();
+        if zero.is_none() {
+            weights.zeros = vec![weights.zeros[0]; weights.scales.len()];
+        }
+        (weights.zeros.len() == weights.scales.len() && weights.has(weights.scales.len())).then_some(weights)
+    }
+
+    /// With scale 1.
+    pub(super) fn unscaled(editor: &Editor, id: ValueId, zero: Option<ValueId>, axis: i64) -> Option<Self> {
         let tensor = editor.constant(id)?;
         let ty = tensor.ty();
         if !matches!(ty.dtype, DataType::U8 | DataType::I8) || ty.elements() == 0 {
             return None;
         }
-        let scale_view = editor.constant(scale)?.view();
-        if scale_view.dtype != DataType::F32 || scale_view.shape.len() > 1 {
-            return None;
-        }
-        let scales = scale_view.elements::<f32>().to_vec();
         let zeros = match zero {
-            None => vec![0; scales.len()],
+            None => vec![0],
             Some(zero) => bytes(editor, zero)?,
         };
         let axis = if axis < 0 { axis + ty.rank() as i64 } else { axis };
-        let axis = usize::try_from(axis).ok()?;
-        let fits = scales.len() == 1 || ty.shape.get(axis) == Some(&scales.len());
         // Signed, whatever they are.
         let shift = if ty.dtype == DataType::U8 { 128 } else { 0 };
-        let zeros: Vec<_> = zeros.into_iter().map(|zero| zero - shift).collect();
-        (fits && zeros.len() == scales.len()).then(|| Self {
+        let weights = Self {
             tensor: Arc::clone(tensor),
             name: editor.value(id).name.clone(),
-            scales,
-            zeros,
-            axis,
-        })
+            scales: vec![1.0],
+            zeros: zeros.into_iter().map(|zero| zero - shift).collect(),
+            axis: usize::try_from(axis).ok()?,
+        };
+        weights.has(weights.zeros.len()).then_some(weights)
+    }
+
+    /// Of a matrix the number of its rows or columns.
+    pub(super) fn len(&self, axis: usize) -> Option<usize> {
+        let shape = &self.tensor.ty().shape;
+        shape.get(axis).copied().filter(|_| shape.len() == 2)
+    }
+
+    /// Whether so many scales or zero points are one for the whole or for each index of the axis.
+    fn has(&self, count: usize) -> bool {
+        count == 1 || self.tensor.ty().shape.get(self.axis) == Some(&count)
+    }
+
+    /// Those of a matrix, whose columns may lie as rows.
+    pub(super) fn panels(&self, transposed: bool) -> Option<Panels> {
+        let &[first, second] = &self.tensor.ty().shape[..] else { return None };
+        let (depth, cols) = if transposed { (second, first) } else { (first, second) };
+        if self.zeros.len().max(self.scales.len()) > 1 && self.axis != usize::from(!transposed) {
+            return None;
+        }
+        let flip = self.flip();
+        let panels = self.read(|elements| {
+            quads::panels(cols, depth, |row, col| {
+                elements[if transposed { col * depth + row } else { row * cols + col }] ^ flip
+            })
+        });
+        let zero = |col: usize| if let [zero] = self.zeros[..] { zero } else { self.zeros[col] };
+        let mut sums: Vec<_> = (0..cols).map(|col| zero(col).wrapping_mul(-(depth as i32))).collect();
+        let length = 4 * quads::quads(depth) * quads::WIDTH;
+        for (panel, sums) in panels.chunks_exact(length).zip(sums.chunks_mut(quads::WIDTH)) {
+            for (at, quad) in panel.as_chunks::<4>().0.iter().enumerate() {
+                // Of the last panel some columns are not there.
+                if let Some(sum) = sums.get_mut(at % quads::WIDTH) {
+                    *sum = quad.iter().fold(*sum, |sum, &x| sum.wrapping_add(i32::from(x as i8)));
+                }
+            }
+        }
+        let panels: Vec<i8> = bytemuck::cast_vec(panels);
+        Some(Panels { tensor: Tensor::from_elements([panels.len()], &panels)?, depth, cols, sums })
     }
 
     /// Those that a value is made of.
@@ -182,7 +239,7 @@ fn compute(node: &Node, inputs: &[Option<View<'_>>]) -> Option<Tensor> {
 pub(super) fn run(editor: &mut Editor) -> usize {
     let mut changed = 0;
     for at in editor.places() {
-        let done = linear(editor, at).or_else(|| {
+        let done = linear(editor, at).or_else(|| dynamic::product(editor, at)).or_else(|| {
             let found = quantized(editor, at)?;
             let maker = editor.maker(found.0).filter(|_| editor.only_user(found.0) == Some(at));
             table(editor, at, found).or_else(|| {
@@ -386,16 +443,30 @@ fn binary(
     Some(())
 }
 
-/// `QLinearConv` and `QLinearMatMul`.
+/// `QLinearConv`, `QLinearMatMul`, and `QGemm` that makes bytes.
 fn linear(editor: &mut Editor, at: usize) -> Option<()> {
-    let node = editor.node(at).filter(|node| node.domain.is_empty())?;
-    let is_conv = node.op_type == "QLinearConv";
-    (is_conv || node.op_type == "QLinearMatMul").then_some(())?;
+    let node = editor.node(at)?;
+    let (is_conv, is_gemm) = match (&*node.domain, &*node.op_type) {
+        ("", "QLinearConv") => (true, false),
+        ("", "QLinearMatMul") => (false, false),
+        ("com.microsoft", "QGemm") => (false, true),
+        _ => return None,
+    };
     let node = node.clone();
     let (x, w, y) = (node.input(0)?, node.input(3)?, node.output()?);
-    let from = Scaled::new(editor, node.input(1)?, node.input(2), editor.facts.dtype(x)?)?;
-    let to = Scaled::new(editor, node.input(6)?, node.input(7), editor.facts.dtype(y)?)?;
+    let mut from = Scaled::new(editor, node.input(1)?, node.input(2), editor.facts.dtype(x)?)?;
+    let [to_scale, to_zero] = if is_gemm { [7, 8] } else { [6, 7] };
+    let to = Scaled::new(editor, node.input(to_scale)?, node.input(to_zero), editor.facts.dtype(y)?)?;
     let weights = |axis| Weights::new(editor, [w, node.input(4)?], node.input(5), axis);
+    if is_gemm {
+        let (transposed, bias) = gemm(editor, &node)?;
+        let weights = weights(i64::from(!transposed))?;
+        from.scale *= node.attributes.float("alpha", 1.0);
+        let factor = Factor::Constant(weights, transposed);
+        let node = product_node(editor, &node, (x, from), factor, bias, (y, Some(to)))?;
+        editor.put(at, node);
+        return Some(());
+    }
     let node = if is_conv {
         let weights = weights(0)?;
         let bias = match node.input(8) {
@@ -415,6 +486,19 @@ fn linear(editor: &mut Editor, at: usize) -> Option<()> {
     };
     editor.put(at, node);
     Some(())
+}
+
+/// Whether the right factor of a `QGemm` is transposed, and its constant bias of columns.
+pub(super) fn gemm(editor: &Editor, node: &Node) -> Option<(bool, Option<Vec<i32>>)> {
+    (node.attributes.int("transA", 0) == 0).then_some(())?;
+    let transposed = node.attributes.int("transB", 0) != 0;
+    let cols = *editor.constant(node.input(3)?)?.ty().shape.get(usize::from(!transposed))?;
+    let Some(bias) = node.input(6) else { return Some((transposed, None)) };
+    let view = editor.constant(bias)?.view();
+    let each = view.len() == cols && view.shape.last() == Some(&cols);
+    (view.dtype == DataType::I32 && (each || view.len() == 1)).then_some(())?;
+    let bias = view.elements::<i32>();
+    Some((transposed, Some(if each { bias.to_vec() } else { vec![bias[0]; cols] })))
 }
 
 /// A convolution, and a bound of its results after it.
@@ -517,7 +601,7 @@ fn conv_node(
 }
 
 /// Inputs of a node: what is computed from, the weights, and what belongs to each filter or column; zero points unless all are 0.
-fn constants(
+pub(super) fn constants(
     editor: &mut Editor,
     name: &str,
     x: Option<ValueId>,
@@ -632,31 +716,16 @@ fn product_node(
             vec![Some(x), Some(b), Some(editor.add_constant(&name, scale))]
         }
         Factor::Constant(weights, transposed) => {
-            let &[first, second] = &weights.tensor.ty().shape[..] else { return None };
-            let (depth, cols) = if transposed { (second, first) } else { (first, second) };
-            if weights.scales.len() > 1 && weights.axis != usize::from(!transposed) {
-                return None;
-            }
+            let Panels { tensor, depth, cols, sums } = weights.panels(transposed)?;
             bias.as_ref().is_none_or(|bias| bias.len() == cols).then_some(())?;
-            let flip = weights.flip();
-            let (panels, sums) = weights.read(|elements| {
-                let element = |row: usize, col: usize| {
-                    elements[if transposed { col * depth + row } else { row * cols + col }] ^ flip
-                };
-                let sum = |col: usize| (0..depth).map(|row| i32::from(element(row, col) as i8)).sum::<i32>();
-                (quads::panels(cols, depth, element), (0..cols).map(sum).collect::<Vec<_>>())
-            });
             let zero = from.unsigned_zero();
-            let adds = (0..cols).map(|col| {
-                let of_zero = sums[col].wrapping_sub(weights.at(col).1.wrapping_mul(depth as i32));
-                bias.as_ref().map_or(0, |bias| bias[col]).wrapping_sub(zero.wrapping_mul(of_zero))
+            let adds = sums.iter().enumerate().map(|(col, sum)| {
+                bias.as_ref().map_or(0, |bias| bias[col]).wrapping_sub(zero.wrapping_mul(*sum))
             });
             let adds = adds.collect();
             let scales = weights.scales.iter().map(|scale| from.scale * scale / unit).collect();
             attributes.push(("packed", Attribute::Ints(vec![depth as i64, cols as i64])));
-            let panels: Vec<i8> = bytemuck::cast_vec(panels);
-            let panels = Tensor::from_elements([panels.len()], &panels)?;
-            constants(editor, &weights.name, Some(x), panels, scales, Some(adds), weights.zeros.clone())?
+            constants(editor, &weights.name, Some(x), tensor, scales, Some(adds), weights.zeros.clone())?
         }
     };
     editor.make(&node.name, (INTERNAL, "QuantizedMatMul"), &attributes, &inputs, &[Some(y)])

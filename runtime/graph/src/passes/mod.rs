@@ -13,6 +13,7 @@ mod branches;
 mod bytes;
 mod constants;
 mod duplicates;
+mod dynamic;
 mod edit;
 mod facts;
 mod gemm;
@@ -96,7 +97,7 @@ pub const PASSES: &[Pass] = &[
         level: Level::Basic,
         ..in_sessions(
             "bytes",
-            "nodes between DequantizeLinear and QuantizeLinear compute on bytes",
+            "nodes between DequantizeLinear and QuantizeLinear compute on bytes; products of bytes have their weights laid out once",
             bytes::run,
         )
     },
