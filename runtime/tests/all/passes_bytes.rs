@@ -3,6 +3,7 @@
 use super::sketch::Sketch;
 use stepalloc_graph::Attribute;
 use stepalloc_runtime::Tensor;
+use stepalloc_tensor::DataType;
 
 const BYTES: &[&str] = &["bytes", "unused-nodes"];
 
@@ -161,6 +162,102 @@ fn linear_operators_of_version_10() {
     assert_eq!(after(conv.node("QLinearConv", &format!("{names} b"), "y")), around("QuantizedConv"));
     let product = sketch(&[5, 7], i8s(&[7, 9], 37)).node("QLinearMatMul", names, "y");
     assert_eq!(after(product), around("QuantizedMatMul"));
+}
+
+const MICROSOFT: &str = "com.microsoft";
+
+/// Weights `w` of 12 rows and 70 columns, their zero points `wz` and scales `ws`: one, or one for each column; and a bias `b`.
+fn columns(sketch: Sketch, signed: bool, each: bool) -> Sketch {
+    let (of, many): (_, &[usize]) = ([12, 70], if each { &[70] } else { &[] });
+    let (w, z) = if signed { (i8s(&of, 53), i8s(many, 3)) } else { (u8s(&of, 53), u8s(many, 3)) };
+    let scales: Vec<f32> =
+        (0..if each { 70 } else { 1 }).map(|col| SCALE / (1 << (col % 3)) as f32).collect();
+    let scales = Tensor::from_elements(many, &scales).expect("as many");
+    sketch.tensor("w", w).tensor("wz", z).tensor("ws", scales).weight("b", &[70])
+}
+
+#[test]
+fn products_of_what_is_quantized_in_each_run() {
+    let start = |signed: bool| {
+        let sketch = Sketch::new(17).input("x", &[-1, 2, 12]);
+        if signed {
+            return ("QuantizeLinear", quantized(sketch, "x", SCALE, zero(true, 5)));
+        }
+        ("DynamicQuantizeLinear", sketch.node("DynamicQuantizeLinear", "x", "x_q x_s x_z"))
+    };
+    let cast = [("to", Attribute::Int(1))];
+    for case in 0..8 {
+        let (x_signed, w_signed, each) = (case & 1 != 0, case & 2 != 0, case & 4 != 0);
+        let (first, sketch) = start(x_signed);
+        let sketch = columns(sketch, w_signed, each).node("MatMulInteger", "x_q w x_z wz", "i");
+        let sums = sketch.clone().output("i").declared("i", DataType::I32);
+        assert_eq!(sums.left(BYTES), [first, "QuantizedMatMul"], "{case}, sums");
+        let reals = sketch.node("Mul", "ws x_s", "s").node_with("Cast", "i", "c", &cast);
+        let reals = reals.node("Mul", "c s", "y");
+        let added = reals.clone().node("Add", "b y", "z").output("z");
+        assert_eq!(added.left(BYTES), [first, "QuantizedMatMul"], "{case}, with a bias");
+        let needed = [first, "QuantizedMatMul", "Add"];
+        assert_eq!(added.output("y").left(BYTES), needed, "{case}, needed without its bias");
+        let kept = [first, "QuantizedMatMul", "Mul", "Cast", "Mul"];
+        assert_eq!(reals.output("y").output("c").left(BYTES), kept, "{case}, numbers of sums are needed");
+    }
+    // A scale that is one number.
+    let (first, sketch) = start(false);
+    let sketch = columns(sketch, true, false).node("MatMulInteger", "x_q w x_z wz", "i");
+    let sketch = sketch.node_with("Cast", "i", "c", &cast).node("Mul", "x_s c", "y").output("y");
+    assert_eq!(sketch.left(BYTES), [first, "QuantizedMatMul"]);
+}
+
+#[test]
+fn a_row_is_multiplied_by_all_cores() {
+    let sketch = Sketch::new(17).input("x", &[1, 1030]).node("DynamicQuantizeLinear", "x", "x_q x_s x_z");
+    let sketch = sketch.tensor("w", i8s(&[1030, 333], 53)).tensor("wz", i8s(&[333], 7));
+    let sketch = sketch.node("MatMulInteger", "x_q w x_z wz", "i").output("i").declared("i", DataType::I32);
+    assert_eq!(sketch.left(BYTES), ["DynamicQuantizeLinear", "QuantizedMatMul"]);
+}
+
+#[test]
+fn products_of_onnx_runtime() {
+    for case in 0..4 {
+        let (signed, each) = (case & 1 != 0, case & 2 != 0);
+        let sketch = columns(Sketch::new(17).input("x", &[-1, 12]), signed, each);
+        let made = sketch.clone().node_of(MICROSOFT, "DynamicQuantizeMatMul", "x w ws wz b", "y", &[]);
+        assert_eq!(made.output("y").left(BYTES), ["QuantizedMatMul"], "{case}");
+        let sketch = sketch.node("DynamicQuantizeLinear", "x", "x_q x_s x_z");
+        let made =
+            sketch.clone().node_of(MICROSOFT, "MatMulIntegerToFloat", "x_q w x_s ws x_z wz b", "y", &[]);
+        let left = ["DynamicQuantizeLinear", "QuantizedMatMul"];
+        assert_eq!(made.output("y").left(BYTES), left, "{case}");
+        let alpha = [("alpha", Attribute::Float(0.5))];
+        let steps: Vec<i32> = (0..70).map(|col| col * 77 - 900).collect();
+        let gemm = |sketch: Sketch, bias: Tensor, after: &str| {
+            let names = format!("x_q x_s x_z w ws wz steps {after}");
+            sketch.tensor("steps", bias).node_of(MICROSOFT, "QGemm", &names, "y", &alpha)
+        };
+        let steps = Tensor::from_elements([1, 70], &steps).expect("a row");
+        assert_eq!(gemm(sketch.clone(), steps.clone(), "").output("y").left(BYTES), left, "{case}");
+        let rows = Tensor::from_elements([3, 1], &[1, 2, 3]).expect("three rows");
+        let kept = ["DynamicQuantizeLinear", "QGemm"];
+        assert_eq!(gemm(sketch, rows, "").output("y").left(BYTES), kept, "{case}, a bias of rows");
+        let known = quantized(Sketch::new(17).input("x", &[-1, 12]), "x", SCALE, zero(false, 5));
+        let known = columns(known, signed, each).number("y_s", 0.125).tensor("y_z", zero(true, 4));
+        let made = gemm(known, steps, "y_s y_z").node("DequantizeLinear", "y y_s y_z", "z").output("z");
+        assert_eq!(made.left(BYTES), around("QuantizedMatMul"), "{case}, to bytes");
+    }
+}
+
+#[test]
+fn products_of_integers_that_stay() {
+    let sketch = || Sketch::new(17).input("x", &[3, 12]).node("DynamicQuantizeLinear", "x", "x_q x_s x_z");
+    let kept = |sketch: Sketch| sketch.output("i").declared("i", DataType::I32).left(BYTES);
+    let zeros = columns(sketch(), true, false).tensor("zeros", u8s(&[3], 50));
+    let left = kept(zeros.node("MatMulInteger", "x_q w zeros wz", "i"));
+    assert_eq!(left, ["DynamicQuantizeLinear", "MatMulInteger"], "a zero point for each row");
+    let computed = sketch().input("w", &[12, 5]).node("DynamicQuantizeLinear", "w", "w_q w_s w_z");
+    let left = kept(computed.node("MatMulInteger", "x_q w_q x_z w_z", "i"));
+    assert_eq!(left, ["DynamicQuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"], "computed weights");
+    let several = sketch().tensor("w", i8s(&[2, 12, 5], 37)).node("MatMulInteger", "x_q w x_z", "i");
+    assert_eq!(kept(several), ["DynamicQuantizeLinear", "MatMulInteger"], "several matrices");
 }
 
 #[test]

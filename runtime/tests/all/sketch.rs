@@ -98,12 +98,25 @@ impl Sketch {
     }
 
     pub(crate) fn node_with(
-        mut self,
+        self,
         op: &str,
         inputs: &str,
         outputs: &str,
         attributes: &[(&str, Attribute)],
     ) -> Self {
+        self.node_of("", op, inputs, outputs, attributes)
+    }
+
+    /// A node of a domain.
+    pub(crate) fn node_of(
+        mut self,
+        domain: &str,
+        op: &str,
+        inputs: &str,
+        outputs: &str,
+        attributes: &[(&str, Attribute)],
+    ) -> Self {
+        let opset = if domain.is_empty() { self.opset } else { 1 };
         let ids = |this: &mut Self, names: &str| -> Vec<Option<ValueId>> {
             names.split_whitespace().map(|name| (name != "_").then(|| this.id(name))).collect()
         };
@@ -121,8 +134,8 @@ impl Sketch {
         let attributes = Attributes(attributes.collect());
         let operator = registry().make(&Definition {
             op,
-            domain: "",
-            opset: self.opset,
+            domain,
+            opset,
             attributes: &attributes,
             registry: &registry(),
             inputs: &inputs.iter().map(Option::is_some).collect::<Vec<_>>(),
@@ -131,8 +144,8 @@ impl Sketch {
         let node = Node {
             name: format!("{op}{}", self.graph.nodes.len()),
             op_type: op.into(),
-            domain: String::new(),
-            opset: self.opset,
+            domain: domain.into(),
+            opset,
             attributes,
             inputs,
             captures,

@@ -186,3 +186,104 @@ impl Operator for MatMul {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::INTERNAL;
+    use crate::trial::{Trial, tensor};
+    use stepalloc_graph::Attribute;
+    use stepalloc_tensor::{DataType, Tensor, quads};
+
+    const DEPTH: usize = 9;
+    const COLS: usize = 70;
+
+    /// Signed weights of which each element is its row and column in some way.
+    fn weight(row: usize, col: usize) -> i8 {
+        ((row * COLS + col) * 53 % 251) as u8 as i8
+    }
+
+    fn of_columns(of: impl Fn(usize) -> i32) -> Tensor {
+        tensor(&[COLS], &(0..COLS).map(of).collect::<Vec<_>>())
+    }
+
+    /// A product with columns of zero points 3, whose left zero point and scale are inputs, if there are any.
+    fn trial<'a>(a: Tensor, made: DataType, zero: Option<Tensor>, scale: Option<Tensor>) -> Trial<'a> {
+        let panels = quads::panels(COLS, DEPTH, |row, col| weight(row, col) as u8);
+        let panels: Vec<i8> = bytemuck::cast_vec(panels);
+        let sum = |col| (0..DEPTH).map(|row| i32::from(weight(row, col)) - 3).sum();
+        let bias: Vec<f32> = (0..COLS).map(|col| col as f32).collect();
+        let inputs = [
+            Some(a),
+            Some(tensor(&[panels.len()], &panels)),
+            Some(tensor(&[1], &[0.25f32])),
+            Some(of_columns(|col| 2 * col as i32)),
+            Some(tensor(&[1], &[3i32])),
+            zero,
+            scale,
+            Some(of_columns(sum)),
+            Some(tensor(&[COLS], &bias)),
+        ];
+        let sizes = vec![DEPTH as i64, COLS as i64];
+        let trial = Trial::new("QuantizedMatMul", &[("packed", Attribute::Ints(sizes))], inputs);
+        Trial { domain: INTERNAL, ..trial.int("y_type", made as i64).with("alpha", Attribute::Float(2.0)) }
+    }
+
+    /// Sums with what is added to them, of rows whose elements less their zero point are told.
+    fn sums(rows: usize, a: impl Fn(usize) -> i32) -> Vec<i32> {
+        let sum = |at: usize| {
+            let (row, col) = (at / COLS, at % COLS);
+            let term = |k: usize| a(row * DEPTH + k) * (i32::from(weight(k, col)) - 3);
+            (0..DEPTH).map(term).sum::<i32>() + 2 * col as i32
+        };
+        (0..rows * COLS).map(sum).collect()
+    }
+
+    #[test]
+    fn zero_points_and_scales_are_inputs() {
+        for rows in [1, 3] {
+            let a: Vec<u8> = (0..rows * DEPTH).map(|at| (at * 37 % 251) as u8).collect();
+            let signed: Vec<i8> = a.iter().map(|&x| (x ^ 0x80) as i8).collect();
+            let wanted = sums(rows, |at| i32::from(a[at]) - 100);
+            let shape = [1, rows, DEPTH];
+            for (a, zero) in [
+                (tensor(&shape, &a), tensor(&[], &[100u8])),
+                (tensor(&shape, &signed), tensor(&[1], &[-28i8])),
+            ] {
+                let made = trial(a.clone(), DataType::I32, Some(zero.clone()), None).run().unwrap();
+                assert_eq!(made[0].ty().shape, [1, rows, COLS]);
+                assert_eq!(made[0].view().elements::<i32>(), wanted);
+                let scale = Some(tensor(&[], &[0.5f32]));
+                let made = trial(a, DataType::F32, Some(zero), scale).run().unwrap();
+                let reals =
+                    wanted.iter().enumerate().map(|(at, &sum)| sum as f32 * 0.25 + (at % COLS) as f32);
+                assert_eq!(made[0].view().elements::<f32>(), reals.collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn reals_are_made_bytes() {
+        // From -64 to 63.5 in steps of a half: the scale is a half, the zero point 128.
+        let bytes: Vec<u8> =
+            (0..2 * DEPTH).map(|at| if at == 0 { 255 } else { (at * 15) as u8 % 240 }).collect();
+        let mut reals: Vec<f32> = bytes.iter().map(|&byte| (f32::from(byte) - 128.0) / 2.0).collect();
+        reals[1] = -64.0;
+        let byte = |at: usize| if at == 1 { 0 } else { i32::from(bytes[at]) };
+        let wanted = sums(2, |at| byte(at) - 128);
+        let made = trial(tensor(&[2, DEPTH], &reals), DataType::F32, None, None).run().unwrap();
+        let wanted = wanted.iter().enumerate().map(|(at, &sum)| sum as f32 * 0.25 + (at % COLS) as f32);
+        assert_eq!(made[0].view().elements::<f32>(), wanted.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let a = || tensor(&[2, DEPTH], &[7u8; 2 * DEPTH]);
+        let run = |zero, scale| trial(a(), DataType::F32, zero, scale).run();
+        assert!(run(None, None).is_ok());
+        assert!(run(Some(tensor(&[2], &[1u8, 2])), None).is_err(), "a zero point for each row");
+        assert!(run(Some(tensor(&[], &[1i8])), None).is_err(), "a zero point of another type");
+        assert!(run(None, Some(tensor(&[2], &[1f32, 2.0]))).is_err(), "a scale for each row");
+        let long = tensor(&[2, DEPTH + 1], &[7u8; 2 * (DEPTH + 1)]);
+        assert!(trial(long, DataType::F32, None, None).run().is_err(), "rows that are too long");
+    }
+}
