@@ -209,6 +209,56 @@ fn products_of_what_is_quantized_in_each_run() {
 }
 
 #[test]
+fn convolutions_of_what_is_quantized_in_each_run() {
+    for (channels, filters, group, kernel, strides) in [
+        (3, 8, 1, &[3, 3][..], &[1, 1][..]),
+        (4, 6, 2, &[3, 3], &[2, 2]),
+        (6, 6, 6, &[3, 3], &[2, 1]),
+        (5, 70, 1, &[1, 1], &[1, 1]),
+        (3, 4, 1, &[5], &[2]),
+        (2, 2, 2, &[2, 3, 2], &[1, 2, 1]),
+    ] {
+        for case in 0..4 {
+            let (signed, each) = (case & 1 != 0, case & 2 != 0);
+            let mut shape = vec![-1, channels as i64];
+            shape.extend(kernel.iter().map(|size| *size as i64 + 8));
+            let mut of = vec![filters, channels / group];
+            of.extend(kernel);
+            let sketch = Sketch::new(17).input("x", &shape).node("DynamicQuantizeLinear", "x", "x_q x_s x_z");
+            let many: &[usize] = if each { &[filters] } else { &[] };
+            let (w, z) = if signed { (i8s(&of, 37), i8s(many, 3)) } else { (u8s(&of, 37), u8s(many, 3)) };
+            let mut of_filters = vec![1; kernel.len() + 2];
+            of_filters[1] = if each { filters } else { 1 };
+            let scales: Vec<f32> =
+                (0..of_filters[1]).map(|filter| SCALE / (1 << (filter % 3)) as f32).collect();
+            let scales = Tensor::from_elements(&of_filters[..], &scales).expect("as many");
+            let told = [
+                ("group", Attribute::Int(group as i64)),
+                ("strides", Attribute::Ints(strides.to_vec())),
+                ("pads", Attribute::Ints(vec![1; 2 * kernel.len()])),
+            ];
+            let sketch = sketch.tensor("w", w).tensor("wz", z).tensor("ws", scales);
+            let sums = sketch.node_with("ConvInteger", "x_q w x_z wz", "i", &told);
+            let reals = sums.clone().node("Mul", "x_s ws", "s");
+            let reals =
+                reals.node_with("Cast", "i", "c", &[("to", Attribute::Int(1))]).node("Mul", "c s", "y");
+            let left = ["DynamicQuantizeLinear", "QuantizedConv"];
+            assert_eq!(reals.clone().output("y").left(BYTES), left, "{of:?} {case}");
+            let mut shape = vec![1; kernel.len() + 2];
+            shape[1] = -1;
+            let added = reals.weight("b", &[filters]).ints("shape", &shape).node("Reshape", "b shape", "r");
+            assert_eq!(
+                added.node("Add", "y r", "z").output("z").left(BYTES),
+                left,
+                "{of:?} {case} with a bias"
+            );
+            let sums = sums.output("i").declared("i", DataType::I32);
+            assert_eq!(sums.left(BYTES), ["DynamicQuantizeLinear", "ConvInteger"], "{of:?} {case}, sums");
+        }
+    }
+}
+
+#[test]
 fn a_row_is_multiplied_by_all_cores() {
     let sketch = Sketch::new(17).input("x", &[1, 1030]).node("DynamicQuantizeLinear", "x", "x_q x_s x_z");
     let sketch = sketch.tensor("w", i8s(&[1030, 333], 53)).tensor("wz", i8s(&[333], 7));

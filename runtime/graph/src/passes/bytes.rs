@@ -99,6 +99,13 @@ pub(super) struct Weights {
     axis: usize,
 }
 
+/// Filters as convolutions of bytes take them.
+pub(super) struct Rows {
+    pub(super) tensor: Tensor,
+    /// Of each filter's elements less its zero point.
+    pub(super) sums: Vec<i32>,
+}
+
 /// A right factor as products of bytes take it.
 pub(super) struct Panels {
     pub(super) tensor: Tensor,
@@ -146,10 +153,41 @@ impl Weights {
         weights.has(weights.zeros.len()).then_some(weights)
     }
 
-    /// Of a matrix the number of its rows or columns.
-    pub(super) fn len(&self, axis: usize) -> Option<usize> {
+    pub(super) fn shape(&self) -> &[usize] {
+        &self.tensor.ty().shape
+    }
+
+    /// The columns of a matrix.
+    pub(super) fn cols(&self, transposed: bool) -> Option<usize> {
+        let &[first, second] = self.shape() else { return None };
+        Some(if transposed { first } else { second })
+    }
+
+    /// Of a convolution, in rows.
+    pub(super) fn rows(&self) -> Option<Rows> {
         let shape = &self.tensor.ty().shape;
-        shape.get(axis).copied().filter(|_| shape.len() == 2)
+        let several = self.zeros.len().max(self.scales.len()) > 1;
+        (shape.len() > 2 && !(several && self.axis != 0)).then_some(())?;
+        let (filters, flip) = (shape[0], self.flip());
+        let depth: usize = shape[1..].iter().product();
+        let (rows, sums) = self.read(|elements| {
+            let sum = |(filter, row): (usize, &[u8])| {
+                let sum = row.iter().map(|&x| i32::from((x ^ flip) as i8)).sum::<i32>();
+                sum.wrapping_sub(self.at(filter).1.wrapping_mul(depth as i32))
+            };
+            let sums = elements.chunks_exact(depth).enumerate().map(sum).collect();
+            (quads::rows(elements, depth, flip), sums)
+        });
+        let rows: Vec<i8> = bytemuck::cast_vec(rows);
+        Some(Rows { tensor: Tensor::from_elements([filters, 4 * quads::quads(depth)], &rows)?, sums })
+    }
+
+    /// Attributes of a convolution with them that say how its windows move.
+    pub(super) fn window(&self, node: &Node) -> Vec<(&'static str, Attribute)> {
+        let kernel = self.tensor.ty().shape.iter().skip(2).map(|&size| size as i64).collect();
+        let told = ["strides", "pads", "dilations", "group", "auto_pad"].into_iter();
+        let told = told.filter_map(|name| Some((name, node.attributes.0.get(name)?.clone())));
+        std::iter::once(("kernel_shape", Attribute::Ints(kernel))).chain(told).collect()
     }
 
     /// Whether so many scales or zero points are one for the whole or for each index of the axis.
@@ -170,8 +208,8 @@ impl Weights {
                 elements[if transposed { col * depth + row } else { row * cols + col }] ^ flip
             })
         });
-        let zero = |col: usize| if let [zero] = self.zeros[..] { zero } else { self.zeros[col] };
-        let mut sums: Vec<_> = (0..cols).map(|col| zero(col).wrapping_mul(-(depth as i32))).collect();
+        let zeros = (0..cols).map(|col| self.at(col).1);
+        let mut sums: Vec<_> = zeros.map(|zero| zero.wrapping_mul(-(depth as i32))).collect();
         let length = 4 * quads::quads(depth) * quads::WIDTH;
         for (panel, sums) in panels.chunks_exact(length).zip(sums.chunks_mut(quads::WIDTH)) {
             for (at, quad) in panel.as_chunks::<4>().0.iter().enumerate() {
@@ -194,9 +232,9 @@ impl Weights {
     }
 
     /// Scale and zero point of an index of the axis.
-    fn at(&self, index: usize) -> (f32, i32) {
-        let index = if self.scales.len() == 1 { 0 } else { index };
-        (self.scales[index], self.zeros[index])
+    pub(super) fn at(&self, index: usize) -> (f32, i32) {
+        let of = |len: usize| if len == 1 { 0 } else { index };
+        (self.scales[of(self.scales.len())], self.zeros[of(self.zeros.len())])
     }
 
     fn flip(&self) -> u8 {
@@ -212,17 +250,22 @@ impl Weights {
 
 /// The elements of a value of f32 that is constant, or made of constants by `DequantizeLinear`.
 fn reals(editor: &Editor, id: ValueId) -> Option<Vec<f32>> {
+    let known = known(editor, id, "DequantizeLinear")?;
+    let view = known.view();
+    (view.dtype == DataType::F32).then(|| view.elements::<f32>().to_vec())
+}
+
+/// A value that is constant, or made of constants by an operator of this name.
+pub(super) fn known(editor: &Editor, id: ValueId, op: &str) -> Option<Arc<Tensor>> {
     if let Some(constant) = editor.constant(id) {
-        let view = constant.view();
-        return (view.dtype == DataType::F32).then(|| view.elements::<f32>().to_vec());
+        return Some(Arc::clone(constant));
     }
-    let node = editor.node(editor.maker(id)?).filter(|node| is_plain(node, "DequantizeLinear"))?;
+    let node = editor.node(editor.maker(id)?).filter(|node| is_plain(node, op))?;
     let inputs =
         node.inputs.iter().map(|id| id.and_then(|id| editor.constant(id)).map(|tensor| tensor.view()));
     let inputs: Vec<_> = inputs.collect();
     (inputs.iter().flatten().count() == node.inputs.iter().flatten().count()).then_some(())?;
-    let made = compute(node, &inputs)?;
-    Some(made.view().elements::<f32>().to_vec())
+    compute(node, &inputs).map(Arc::new)
 }
 
 /// What a node makes.
@@ -557,46 +600,21 @@ fn conv_node(
     bias: Option<Vec<i32>>,
     (y, to, (least, most)): (ValueId, Scaled, (i32, i32)),
 ) -> Option<Node> {
-    let shape = &weights.tensor.ty().shape;
-    let (&filters, kernel) = (shape.first()?, shape.get(2..)?);
-    if kernel.is_empty() || weights.scales.len() > 1 && weights.axis != 0 {
-        return None;
-    }
-    bias.as_ref().is_none_or(|bias| bias.len() == filters).then_some(())?;
-    let depth: usize = shape[1..].iter().product();
-    let flip = weights.flip();
-    let (rows, sums) = weights.read(|elements| {
-        let sum = |row: &[u8]| row.iter().map(|&x| i32::from((x ^ flip) as i8)).sum::<i32>();
-        (quads::rows(elements, depth, flip), elements.chunks_exact(depth).map(sum).collect::<Vec<_>>())
-    });
+    let Rows { tensor, sums } = weights.rows()?;
+    bias.as_ref().is_none_or(|bias| bias.len() == sums.len()).then_some(())?;
     let zero = from.unsigned_zero();
-    let each = (0..filters).map(|filter| {
-        let (scale, w_zero) = weights.at(filter);
-        let bias = bias.as_ref().map_or(0, |bias| bias[filter]);
-        let add = bias
-            .wrapping_sub(zero.wrapping_mul(sums[filter].wrapping_sub(w_zero.wrapping_mul(depth as i32))));
-        (from.scale * scale / to.scale, add, w_zero)
-    });
-    let (mut scales, mut adds, mut zeros) = (Vec::new(), Vec::new(), Vec::new());
-    each.for_each(|(scale, add, zero)| {
-        scales.push(scale);
-        adds.push(add);
-        zeros.push(zero);
-    });
-    let rows: Vec<i8> = bytemuck::cast_vec(rows);
-    let kernel: Vec<_> = kernel.iter().map(|&size| size as i64).collect();
-    let rows = Tensor::from_elements([filters, 4 * quads::quads(depth)], &rows)?;
-    let inputs = constants(editor, &weights.name, Some(x), rows, scales, Some(adds), zeros)?;
+    let add = |(filter, sum): (usize, &i32)| {
+        bias.as_ref().map_or(0, |bias| bias[filter]).wrapping_sub(zero.wrapping_mul(*sum))
+    };
+    let adds = sums.iter().enumerate().map(add).collect();
+    let each = (0..sums.len()).map(|filter| weights.at(filter));
+    let (scales, zeros) = each.map(|(scale, zero)| (from.scale * scale / to.scale, zero)).unzip();
+    let inputs = constants(editor, &weights.name, Some(x), tensor, scales, Some(adds), zeros)?;
     let mut attributes = made_of(to);
     attributes.push(("x_zero", Attribute::Int(from.zero.into())));
     attributes.push(("least", Attribute::Int(least.into())));
     attributes.push(("most", Attribute::Int(most.into())));
-    attributes.push(("kernel_shape", Attribute::Ints(kernel)));
-    for name in ["strides", "pads", "dilations", "group", "auto_pad"] {
-        if let Some(told) = node.attributes.0.get(name) {
-            attributes.push((name, told.clone()));
-        }
-    }
+    attributes.extend(weights.window(node));
     editor.make(&node.name, (INTERNAL, "QuantizedConv"), &attributes, &inputs, &[Some(y)])
 }
 

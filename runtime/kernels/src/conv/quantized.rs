@@ -1,4 +1,4 @@
-//! Convolutions of bytes with scales and zero points, whose sums become bytes again at once.
+//! Convolutions of bytes with scales and zero points, whose sums become bytes again at once, or reals.
 //!
 //! What the windows meet is laid out as columns of bytes, some rows of the output at a time, and multiplied with the filters
 //! ([`dot4`]); where a window is one element the planes are the columns. Where each channel has filters of its own, they are
@@ -10,6 +10,7 @@ use crate::conv::finish::Finish;
 use crate::gemm::dot4::{self, Product, Quad, Store, WIDTH, pack};
 use crate::gemm::quantized::Keep;
 use crate::scales::Rounded;
+use bytemuck::Pod;
 use rten_simd::{Isa, SimdOp};
 use stepalloc_threads as threads;
 
@@ -28,12 +29,17 @@ pub struct Quantized<'a> {
     pub w: &'a [Quad],
     /// Zero points of the filters, unless all are 0.
     pub w_zeros: Option<&'a [i32]>,
-    /// Is added to a filter's sums.
-    pub adds: &'a [i32],
-    /// What a filter's sums are multiplied with.
+    /// Sums of each filter's elements less its zero point, for what the input's zero point makes of them; `None` where [`Self::adds`] has
+    /// that already.
+    pub w_sums: Option<&'a [i32]>,
+    /// Is added to a filter's sums: the bias, and what `w_sums` says.
+    pub adds: Option<&'a [i32]>,
+    /// What a filter's sums are multiplied with besides `scale`.
     pub scales: &'a [f32],
-    /// How they become bytes.
-    pub rounded: Rounded,
+    /// What all sums are multiplied with.
+    pub scale: f32,
+    /// Is added to what becomes reals.
+    pub bias: Option<&'a [f32]>,
 }
 
 /// Bytes of scratch memory for a core.
@@ -61,40 +67,67 @@ fn parts(sizes: &Sizes) -> [usize; 3] {
     [4 * quads * WIDTH, 4 * quads, if sizes.window.is_pointwise() { 0 } else { columns * sizes.depth() }]
 }
 
-/// Puts bytes where they belong.
-struct Put<'o, 'q> {
-    out: &'o mut [u8],
+/// Puts results where they belong.
+struct Put<'o, 'q, T, F> {
+    out: &'o mut [T],
     /// Elements of a plane of the output, and where in it the panel's first column is.
     places: usize,
     begin: usize,
     /// Sums of the columns, where zero points of filters want them.
     col_sums: &'o [i32],
-    w_zeros: Option<&'q [i32]>,
-    adds: &'q [i32],
-    scales: &'q [f32],
-    rounded: Rounded,
+    quantized: &'q Quantized<'q>,
+    /// The first of them.
+    filter: usize,
+    make: &'q F,
 }
 
-impl Store for Put<'_, '_> {
+impl<T, F: Fn(f32, f32, f32) -> T> Store for Put<'_, '_, T, F> {
     #[inline(always)]
     fn store(&mut self, row: usize, first: usize, sums: &[i32]) {
-        let (add, scale, rounded) = (self.adds[row], self.scales[row], self.rounded);
+        let (quantized, make, filter) = (self.quantized, self.make, self.filter + row);
+        let (add, scale, bias) = quantized.of_filter(filter);
         let out = &mut self.out[row * self.places + self.begin + first..][..sums.len()];
-        let Some(zeros) = self.w_zeros else {
-            out.iter_mut().zip(sums).for_each(|(to, &sum)| *to = rounded.sum(sum.wrapping_add(add), scale));
+        let Some(zeros) = quantized.w_zeros else {
+            out.iter_mut()
+                .zip(sums)
+                .for_each(|(to, &sum)| *to = make(sum.wrapping_add(add) as f32, scale, bias));
             return;
         };
         let col_sums = &self.col_sums[first..];
         for ((to, &sum), &col_sum) in out.iter_mut().zip(sums).zip(col_sums) {
-            let sum = sum.wrapping_add(add).wrapping_sub(zeros[row].wrapping_mul(col_sum));
-            *to = rounded.sum(sum, scale);
+            let sum = sum.wrapping_add(add).wrapping_sub(zeros[filter].wrapping_mul(col_sum));
+            *to = make(sum as f32, scale, bias);
         }
     }
 }
 
 impl Quantized<'_> {
-    /// Computes it, in [`scratch`] memory for each core that takes part.
-    pub fn convolve(&self, out: &mut [u8], scratch_memory: &mut [u8]) {
+    /// Computes bytes, in [`scratch`] memory for each core that takes part.
+    pub fn bytes(&self, out: &mut [u8], rounded: Rounded, scratch_memory: &mut [u8]) {
+        self.convolve(out, scratch_memory, &|sum, scale, _| rounded.real(sum * scale));
+    }
+
+    /// Computes reals, likewise.
+    pub fn reals(&self, out: &mut [f32], scratch_memory: &mut [u8]) {
+        self.convolve(out, scratch_memory, &|sum, scale, bias| sum * scale + bias);
+    }
+
+    /// What is added to a filter's sums, what they are multiplied with, and what is added to reals.
+    #[inline(always)]
+    fn of_filter(&self, filter: usize) -> (i32, f32, f32) {
+        let zero = i32::from(self.zero ^ self.flip);
+        let of_zero = self.w_sums.map_or(0, |sums| sums[filter].wrapping_mul(zero));
+        let add = self.adds.map_or(0, |adds| adds[filter]).wrapping_sub(of_zero);
+        // To add -0 leaves all numbers as they are.
+        (add, self.scales[filter] * self.scale, self.bias.map_or(-0.0, |bias| bias[filter]))
+    }
+
+    fn convolve<T: Pod>(
+        &self,
+        out: &mut [T],
+        scratch_memory: &mut [u8],
+        make: &(impl Fn(f32, f32, f32) -> T + Sync),
+    ) {
         let (sizes, places) = (self.sizes, self.sizes.window.output());
         let for_one = scratch(sizes);
         let cores = if sizes.is_small() { 1 } else { (scratch_memory.len() / for_one.max(1)).max(1) };
@@ -105,14 +138,15 @@ impl Quantized<'_> {
             1,
             &|number, out, scratch| {
                 if let Some(depthwise) = in_reals(sizes) {
-                    return self.planes(&depthwise, number * share, out, bytemuck::cast_slice_mut(scratch));
+                    let scratch = bytemuck::cast_slice_mut(scratch);
+                    return self.planes(&depthwise, number * share, out, scratch, make);
                 }
                 let (mut out, mut next) = (out, number * share);
                 while !out.is_empty() {
                     let within = next % sizes.to;
                     let count = (sizes.to - within).min(out.len() / places);
                     let (here, rest) = std::mem::take(&mut out).split_at_mut(count * places);
-                    self.filters(next, here, scratch);
+                    self.filters(next, here, scratch, make);
                     (out, next) = (rest, next + count);
                 }
             },
@@ -120,7 +154,13 @@ impl Quantized<'_> {
     }
 
     /// Some filters of a group over an image, from plane `first` of the output on.
-    fn filters(&self, first: usize, out: &mut [u8], scratch: &mut [u8]) {
+    fn filters<T>(
+        &self,
+        first: usize,
+        out: &mut [T],
+        scratch: &mut [u8],
+        make: &impl Fn(f32, f32, f32) -> T,
+    ) {
         let Self { sizes, x, .. } = *self;
         let (window, to, places) = (&sizes.window, sizes.to, sizes.window.output());
         let filter = first % (sizes.group * to);
@@ -160,10 +200,9 @@ impl Quantized<'_> {
                     places,
                     begin: begin + col,
                     col_sums: &col_sums,
-                    w_zeros: self.w_zeros.map(|zeros| &zeros[filter..]),
-                    adds: &self.adds[filter..],
-                    scales: &self.scales[filter..],
-                    rounded: self.rounded,
+                    quantized: self,
+                    filter,
+                    make,
                 };
                 let w = &self.w[filter * quads..][..count * quads];
                 Product { rows: w, quads, panel, cols, cols_signed: false, store }.run();
@@ -172,8 +211,15 @@ impl Quantized<'_> {
     }
 
     /// Some planes of the output, each of one channel, from number `first` on.
-    fn planes(&self, depthwise: &Depthwise, first: usize, out: &mut [u8], scratch: &mut [f32]) {
-        let Self { sizes, flip, rounded, .. } = *self;
+    fn planes<T>(
+        &self,
+        depthwise: &Depthwise,
+        first: usize,
+        out: &mut [T],
+        scratch: &mut [f32],
+        make: &impl Fn(f32, f32, f32) -> T,
+    ) {
+        let Self { sizes, flip, .. } = *self;
         let (input, places) = (sizes.window.input(), sizes.window.output());
         let (x, scratch) = scratch.split_at_mut(input);
         let (sums, scratch) = scratch.split_at_mut(places);
@@ -185,11 +231,11 @@ impl Quantized<'_> {
             let from = &self.x[plane / sizes.to * input..][..input];
             Each { from, to: &mut *x, make: |x| (i32::from(x ^ flip) - x_zero) as f32 }.dispatch();
             w.iter_mut().zip(self.taps(filter)).for_each(|(to, &w)| *to = (i32::from(w as i8) - zero) as f32);
-            let (bias, scale) = (add as f32, self.scales[filter]);
-            let (fold, finish) = (Products { w, bias }, Finish::default());
+            let (fold, finish) = (Products { w, bias: add as f32 }, Finish::default());
             Plane { depthwise, x, fold, finish, out: &mut *sums, scratch: &mut *scratch, is_first: at == 0 }
                 .dispatch();
-            Each { from: sums, to: out, make: |sum| rounded.real(sum * scale) }.dispatch();
+            let (_, scale, bias) = self.of_filter(filter);
+            Each { from: sums, to: out, make: |sum| make(sum, scale, bias) }.dispatch();
         }
     }
 
@@ -203,7 +249,7 @@ impl Quantized<'_> {
         let (zero, x_zero) =
             (self.w_zeros.map_or(0, |zeros| zeros[filter]), i32::from(self.zero ^ self.flip));
         let sum: i32 = self.taps(filter).iter().map(|&w| i32::from(w as i8) - zero).sum();
-        (zero, x_zero, self.adds[filter].wrapping_add(x_zero.wrapping_mul(sum)))
+        (zero, x_zero, self.of_filter(filter).0.wrapping_add(x_zero.wrapping_mul(sum)))
     }
 }
 

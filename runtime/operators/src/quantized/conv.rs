@@ -1,24 +1,34 @@
 //! Convolutions of bytes.
 
-use super::{Call, Definition, Known, Operator, Type, Unclear, flip, made_type, rounded};
+use super::{Call, Definition, Known, Operator, Type, Unclear, flip, is_one, made_type, rounded};
 use crate::conv::Filters;
 use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::conv::Sizes;
 use stepalloc_kernels::conv::quantized::{Quantized, scratch};
 use stepalloc_kernels::gemm::dot4::quads;
-use stepalloc_kernels::scales::Rounded;
-use stepalloc_tensor::{DataType, View};
+use stepalloc_kernels::{no, scales::Rounded};
+use stepalloc_tensor::DataType;
 use stepalloc_threads as threads;
 
-/// Inputs: x; signed weights, a row for each filter with zeros up to a multiple of four; of each filter what its sums are multiplied
-/// with (f32), what is added to them before (i32), and its zero point (i32), unless all are 0.
+/// Inputs:
+///
+/// 0. x;
+/// 1. signed weights, a row for each filter with zeros up to a multiple of four;
+/// 2. of each filter what its sums are multiplied with (f32);
+/// 3. what is added to them before (i32);
+/// 4. its zero point (i32), unless all are 0;
+/// 5. x's zero point, where it is not known before, of x's type; then `x_zero` says nothing;
+/// 6. x's scale (f32), likewise, with which 2 is multiplied;
+/// 7. of each filter the sum of its elements less its zero point (i32), where 3 does not have what x's zero point makes of it;
+/// 8. of each filter a bias, which is added to reals (f32).
 pub(super) struct Conv {
     filters: Filters,
     kernel: Vec<usize>,
     /// The input's zero point.
     zero: u8,
     dtype: DataType,
-    rounded: Rounded,
+    /// Of bytes that are made.
+    rounded: Option<Rounded>,
 }
 
 impl Conv {
@@ -27,7 +37,8 @@ impl Conv {
         let filters = Filters::new(node)?;
         let kernel = filters.sliding.kernel.clone().ok_or("it has no kernel_shape")?;
         let zero = node.attributes.int("x_zero", 0) as u8;
-        Ok(Self { filters, kernel, zero, dtype, rounded: rounded(node.attributes, dtype)? })
+        let rounded = if dtype == DataType::F32 { None } else { Some(rounded(node.attributes, dtype)?) };
+        Ok(Self { filters, kernel, zero, dtype, rounded })
     }
 
     /// Shapes of weights as `Conv` has them, of which there are these rows.
@@ -54,17 +65,22 @@ impl Operator for Conv {
         let (x, w) = (inputs.ty(0)?, inputs.ty(1)?);
         flip(x.dtype, DataType::U8)?;
         let filters = w.shape.first().copied().unwrap_or(0);
-        let each = |index: usize, dtype| match inputs.opt(index) {
-            Some(each) if each.dtype == dtype && each.shape == [filters] => Ok(()),
-            _ => Err(Unclear::Wrong(format!(
-                "its input {index} is not one {dtype} for each of {filters} filters"
-            ))),
-        };
-        each(2, DataType::F32)?;
-        each(3, DataType::I32)?;
-        if inputs.opt(4).is_some() {
-            each(4, DataType::I32)?;
+        inputs.ty(2)?;
+        for (index, dtype) in [
+            (2, DataType::F32),
+            (3, DataType::I32),
+            (4, DataType::I32),
+            (7, DataType::I32),
+            (8, DataType::F32),
+        ] {
+            if inputs.opt(index).is_some_and(|each| each.dtype != dtype || each.shape != [filters]) {
+                return Err(Unclear::Wrong(format!(
+                    "its input {index} is not one {dtype} for each of {filters} filters"
+                )));
+            }
         }
+        is_one(inputs, 5, x.dtype)?;
+        is_one(inputs, 6, DataType::F32)?;
         self.sizes(&x.shape, &w.shape)?;
         // The output's shape has all dimensions.
         Ok(vec![self.filters.sizes(&x.shape, &self.weights(&x.shape, &w.shape)?)?.out(self.dtype)?])
@@ -81,7 +97,10 @@ impl Operator for Conv {
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let (x, w, out) = (call.input(0)?, call.input(1)?, call.output(0)?);
-        let (scales, adds, zeros): (View<'_>, View<'_>, _) = (call.input(2)?, call.input(3)?, call.opt(4));
+        let scales = call.input(2)?;
+        let [adds, zeros, w_sums] = [3, 4, 7].map(|index| call.opt(index).map(|ints| ints.elements::<i32>()));
+        let [x_scale, bias] = [6, 8].map(|index| call.opt(index).map(|reals| reals.elements::<f32>()));
+        let zero = call.opt(5).map_or(self.zero, |zero| zero.bytes[0]);
         let sizes = self.sizes(x.shape, w.shape)?;
         if out.bytes.is_empty() {
             return Ok(());
@@ -93,14 +112,20 @@ impl Operator for Conv {
             sizes: &sizes,
             x: x.bytes,
             flip: flip(x.dtype, DataType::U8)?,
-            zero: self.zero,
+            zero,
             w: w.bytes.as_chunks().0,
-            w_zeros: zeros.map(|zeros| zeros.elements::<i32>()),
-            adds: adds.elements::<i32>(),
+            w_zeros: zeros,
+            w_sums,
+            adds,
             scales: scales.elements::<f32>(),
-            rounded: self.rounded,
+            scale: x_scale.map_or(1.0, |scale| scale[0]),
+            bias,
         };
-        quantized.convolve(out.bytes, call.scratch());
+        match self.rounded {
+            Some(rounded) => quantized.bytes(out.bytes, rounded, call.scratch()),
+            None if out.dtype == DataType::F32 => quantized.reals(out.elements::<f32>(), call.scratch()),
+            None => return Err(no(out.dtype)),
+        }
         Ok(())
     }
 }

@@ -47,6 +47,16 @@ fn rounded(attributes: &Attributes, dtype: DataType) -> Result<Rounded, String> 
     Ok(Rounded { zero: told("y_zero", 0), least, most })
 }
 
+/// Checks that an input, if it is there, is one element of a type.
+fn is_one(inputs: &Known<'_>, index: usize, dtype: DataType) -> Result<(), String> {
+    match inputs.opt(index) {
+        Some(one) if one.dtype != dtype || one.elements() != 1 => {
+            Err(format!("its input {index} is {one}, not one element of {dtype}"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Checks that an input has bytes, and gives what makes them the other kind where they are not of the kind that is wanted.
 fn flip(dtype: DataType, wanted: DataType) -> Result<u8, String> {
     match dtype {

@@ -1,6 +1,6 @@
 //! Products of matrices of bytes.
 
-use super::{Call, Definition, Known, Operator, Type, Unclear, flip, made_type, rounded, typed};
+use super::{Call, Definition, Known, Operator, Type, Unclear, flip, is_one, made_type, rounded, typed};
 use crate::quantize::{scale_of, to_bytes};
 use stepalloc_kernels::gemm::dot4::{WIDTH, panel_bytes};
 use stepalloc_kernels::gemm::quantized::{Out, Products, Right, scratch};
@@ -108,11 +108,8 @@ impl Operator for MatMul {
                 return Err(format!("its input {index} is not of {dtype} for {cols} columns").into());
             }
         }
-        for (index, dtype) in [(5, a.dtype), (6, DataType::F32)] {
-            if let Some(one) = inputs.opt(index).filter(|one| one.dtype != dtype || one.elements() != 1) {
-                return Err(format!("its input {index} is {one}, not one element of {dtype}").into());
-            }
-        }
+        is_one(inputs, 5, a.dtype)?;
+        is_one(inputs, 6, DataType::F32)?;
         let mut shape = a.shape.clone();
         shape.pop();
         shape.push(cols);
