@@ -167,7 +167,7 @@ impl Products<'_> {
             let (number, count) = (begin / WIDTH, (first + width - begin).min(WIDTH));
             of_columns(self.right_zeros, begin, &mut zeros[..count]);
             of_columns(self.scales, begin, &mut scales[..count]);
-            scales.iter_mut().for_each(|scale| *scale *= self.scale);
+            scales[..count].iter_mut().for_each(|scale| *scale *= self.scale);
             if let Some(bias) = self.bias {
                 of_columns(bias, begin, &mut biases[..count]);
             }
