@@ -14,7 +14,7 @@ use crate::graph::{Attribute, Node, ValueId};
 use crate::operator::INTERNAL;
 use crate::run::run_one;
 use std::sync::Arc;
-use stepalloc_tensor::{DataType, Tensor, Type, View, quads};
+use stepalloc_tensor::{DataType, Tensor, Type, View, mapped, quads};
 
 /// Bytes with one scale and zero point: real numbers are (byte - zero) * scale.
 #[derive(Clone, Copy, PartialEq)]
@@ -244,7 +244,12 @@ impl Weights {
     /// Calls with the elements, as they are.
     fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
         let read = self.tensor.in_passing();
-        f(read.as_ref().unwrap_or(&self.tensor).view().bytes)
+        let made = f(read.as_ref().unwrap_or(&self.tensor).view().bytes);
+        if self.tensor.is_lent() {
+            // What is laid out takes the place of the file's pages.
+            mapped::settle_part(self.tensor.view().bytes);
+        }
+        made
     }
 }
 
