@@ -1,8 +1,13 @@
 //! Regions of images pooled to one size, and images put together of their columns.
 
 use super::{Call, Definition, Known, Made, Operator, Unclear, ints, typed};
+use rten_simd::{Isa, SimdOp};
 use smallvec::SmallVec;
-use stepalloc_kernels::no;
+use stepalloc_kernels::{
+    no,
+    real::Space,
+    strided::{Axis, copy},
+};
 use stepalloc_tensor::{DataType, Number, Type, bf16, by_float, f16};
 use stepalloc_threads as threads;
 
@@ -95,37 +100,90 @@ impl RoiAlign {
         Ok(Side { begin, size, samples, dim })
     }
 
-    /// Pools a region of a channel.
-    fn pool<T: Number>(&self, source: &[T], [rows, columns]: [Side; 2], target: &mut [T]) {
-        let count = (rows.samples * columns.samples).max(1) as f32;
-        let element = |at: usize| source[at].to_f64() as f32;
-        for (n, place) in target.iter_mut().enumerate() {
-            let (mut sum, mut most) = (0.0, None::<f32>);
-            for row in 0..rows.samples {
-                let row = rows.around(n / self.width, row);
-                for column in 0..columns.samples {
-                    let mut parts = [0.0; 4];
-                    if let (Some((top, bottom, y)), Some((left, right, x))) =
-                        (row, columns.around(n % self.width, column))
-                    {
-                        let (top, bottom) = (top * columns.dim, bottom * columns.dim);
-                        parts = [
-                            (1.0 - y) * (1.0 - x) * element(top + left),
-                            (1.0 - y) * x * element(top + right),
-                            y * (1.0 - x) * element(bottom + left),
-                            y * x * element(bottom + right),
-                        ];
+    /// Channels that are pooled at a time, from a copy in which they lie side by side. Few regions of large images are pooled where
+    /// these lie, one channel after the other: the copy would take longer than all else.
+    fn lanes(&self, images: &[usize], regions: usize) -> usize {
+        let elements = images[0].saturating_mul(images[2..].iter().product());
+        let read = regions.saturating_mul(self.height * self.width).saturating_mul(4);
+        if read < elements { 1 } else { images[1].clamp(1, LANES) }
+    }
+}
+
+/// Channels that are pooled at a time at most: what it takes to find a sample's place is little beside what is done there, and
+/// their sums stay in the first cache.
+const LANES: usize = 64;
+
+/// A region of some channels, pooled by loops that are compiled for the machine's vectors.
+struct Pool<'a, 'o, T> {
+    layer: &'a RoiAlign,
+    /// Blocks of `lanes` channels, which lie side by side at each place.
+    source: &'a [T],
+    lanes: usize,
+    sides: [Side; 2],
+    /// Channel by channel.
+    target: &'o mut [T],
+}
+
+impl<T: Number> SimdOp for Pool<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, _: I) {
+        let Self { layer, source, lanes, sides, target } = self;
+        let pool = if layer.is_max { pool::<T, true> } else { pool::<T, false> };
+        let sources = source.chunks_exact(lanes * sides[0].dim * sides[1].dim);
+        for (source, target) in sources.zip(target.chunks_exact_mut(lanes * layer.height * layer.width)) {
+            pool(layer, source, lanes, sides, target);
+        }
+    }
+}
+
+#[inline(always)]
+fn pool<T: Number, const IS_MAX: bool>(
+    layer: &RoiAlign,
+    source: &[T],
+    lanes: usize,
+    [rows, columns]: [Side; 2],
+    target: &mut [T],
+) {
+    let (samples, bins) = (rows.samples * columns.samples, layer.height * layer.width);
+    let mut pooled = [0.0f32; LANES];
+    let pooled = &mut pooled[..lanes];
+    for bin in 0..bins {
+        pooled.fill(if IS_MAX && samples > 0 { f32::NEG_INFINITY } else { 0.0 });
+        for row in 0..rows.samples {
+            let row = rows.around(bin / layer.width, row);
+            for column in 0..columns.samples {
+                let column = columns.around(bin % layer.width, column);
+                let Some(((top, bottom, y), (left, right, x))) = row.zip(column) else {
+                    // All four are 0 there.
+                    if IS_MAX {
+                        pooled.iter_mut().for_each(|most| *most = most.max(0.0));
                     }
-                    if self.is_max {
-                        let own = parts.into_iter().fold(f32::NEG_INFINITY, f32::max);
-                        most = Some(most.map_or(own, |most| most.max(own)));
+                    continue;
+                };
+                let corner =
+                    |row: usize, column: usize| &source[(row * columns.dim + column) * lanes..][..lanes];
+                let corners = corner(top, left)
+                    .iter()
+                    .zip(corner(top, right))
+                    .zip(corner(bottom, left))
+                    .zip(corner(bottom, right));
+                let weights = [(1.0 - y) * (1.0 - x), (1.0 - y) * x, y * (1.0 - x), y * x];
+                for (pooled, (((&a, &b), &c), &d)) in pooled.iter_mut().zip(corners) {
+                    let [a, b, c, d] = [a, b, c, d].map(|x| x.to_f64() as f32);
+                    let parts = [weights[0] * a, weights[1] * b, weights[2] * c, weights[3] * d];
+                    if IS_MAX {
+                        *pooled = pooled.max(parts.into_iter().fold(f32::NEG_INFINITY, f32::max));
                     } else {
-                        sum += parts.iter().sum::<f32>();
+                        *pooled += parts[0] + parts[1] + parts[2] + parts[3];
                     }
                 }
             }
-            let pooled = if self.is_max { most.unwrap_or(0.0) } else { sum / count };
-            *place = T::from_f64(pooled.into());
+        }
+        let count = if IS_MAX { 1.0 } else { samples.max(1) as f32 };
+        for (pooled, channel) in pooled.iter().zip(target.chunks_exact_mut(bins)) {
+            channel[bin] = T::from_f64((pooled / count).into());
         }
     }
 }
@@ -146,10 +204,20 @@ impl Operator for RoiAlign {
         Ok(vec![output])
     }
 
+    fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {
+        let (Ok(input), [output]) = (inputs.ty(0), outputs) else { return 0 };
+        match self.lanes(&input.shape, output.shape[0]) {
+            1 => 0,
+            lanes => Space::bytes::<u8>(
+                input.shape[0] * input.shape[2] * input.shape[3] * lanes * input.dtype.bytes(),
+            ),
+        }
+    }
+
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let (input, regions, images) = (call.input(0)?, call.input(1)?, call.input(2)?);
         let output = call.output(0)?;
-        let (&[samples, channels, height, width_of_image], images) =
+        let (&[samples, channels, height, width], images) =
             (input.shape, ints(&images).ok_or("images of regions are no integers")?)
         else {
             return Err("its input is no batch of images".into());
@@ -157,29 +225,47 @@ impl Operator for RoiAlign {
         if output.bytes.is_empty() {
             return Ok(());
         }
-        let (size, bins) = (height * width_of_image, self.height * self.width);
-        let (dtype, width) = (input.dtype, input.dtype.bytes());
-        if !dtype.is_float() {
-            return Err(no(dtype));
-        }
-        let targets = output.bytes.chunks_exact_mut(channels * bins * width);
-        for (number, (target, &image)) in targets.zip(&images).enumerate() {
+        let (size, bins) = (height * width, self.height * self.width);
+        let dtype = input.dtype;
+        let region = |number: usize| {
+            let image = images[number];
             let at = usize::try_from(image).ok().filter(|&at| at < samples);
             let at = at.ok_or_else(|| format!("image {image} is beyond {samples}"))?;
             let of = |n: usize| by_float!(dtype, T => regions.elements::<T>()[4 * number + n].to_f64() as f32, 0.0);
-            let sides = [
-                self.side(of(1), of(3), self.height, height)?,
-                self.side(of(0), of(2), self.width, width_of_image)?,
-            ];
-            let source = &input.bytes[at * channels * size * width..][..channels * size * width];
-            threads::pieces(target, bins * width, 4096usize.div_ceil(bins), &|channel, target| {
-                let source = &source[channel * size * width..][..size * width];
-                by_float!(dtype, T => {
-                    self.pool::<T>(bytemuck::cast_slice(source), sides, bytemuck::cast_slice_mut(target));
-                }, {});
-            });
-        }
-        Ok(())
+            let rows = self.side(of(1), of(3), self.height, height)?;
+            Ok::<_, String>((at, [rows, self.side(of(0), of(2), self.width, width)?]))
+        };
+        let lanes = self.lanes(input.shape, images.len());
+        by_float!(dtype, T => {
+            let (source, target) = (input.elements::<T>(), output.elements::<T>());
+            if lanes == 1 {
+                return threads::try_pieces(target, channels * bins, &|number, target| {
+                    let (image, sides) = region(number)?;
+                    let source = &source[image * channels * size..][..channels * size];
+                    Pool { layer: self, source, lanes, sides, target }.dispatch();
+                    Ok(())
+                });
+            }
+            let block = Space(call.scratch()).take::<T>(samples * size * lanes)?;
+            for first in (0..channels).step_by(lanes) {
+                let lanes = lanes.min(channels - first);
+                let axes = [
+                    Axis { length: samples, from: (channels * size) as isize, to: size * lanes },
+                    Axis { length: size, from: 1, to: lanes },
+                    Axis { length: lanes, from: size as isize, to: 1 },
+                ];
+                copy(&axes, source, first * size, block, 0);
+                let block = &*block;
+                threads::try_pieces(target, channels * bins, &|number, target| {
+                    let (image, sides) = region(number)?;
+                    let source = &block[image * size * lanes..][..size * lanes];
+                    let target = &mut target[first * bins..][..lanes * bins];
+                    Pool { layer: self, source, lanes, sides, target }.dispatch();
+                    Ok(())
+                })?;
+            }
+            Ok(())
+        }, Err(no(dtype)))
     }
 }
 
@@ -340,5 +426,72 @@ impl Operator for Col2Im {
             }
         });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::trial::{Trial, numbers, tensor};
+    use stepalloc_tensor::Tensor;
+
+    /// Of 70 channels of 9 x 11 elements, and of each channel alone, which no other can be mistaken for.
+    #[test]
+    fn channels_are_pooled_side_by_side_as_each_is_alone() {
+        const CHANNELS: usize = 70;
+        const SIZE: usize = 9 * 11;
+        let images = numbers(&[2, CHANNELS, 9, 11], 1);
+        let corners = [
+            [0.0f32, 0.0, 10.0, 8.0],
+            [1.5, 2.25, 6.0, 7.5],
+            [-4.0, -3.0, 3.0, 2.0],
+            [8.0, 6.0, 30.0, 20.0],
+            [3.0, 3.0, 3.0, 3.0],
+        ];
+        let of = [0i64, 1, 1, 0, 1];
+        // One region beside ten: the first is pooled where it lies.
+        for repeated in [1, 2] {
+            let count = if repeated == 1 { 1 } else { 10 };
+            let corners: Vec<f32> = corners.iter().cycle().take(count).flatten().copied().collect();
+            let of: Vec<i64> = of.iter().copied().cycle().take(count).collect();
+            for mode in ["avg", "max"] {
+                for samples in [0, 2] {
+                    let pooled = |images: &Tensor, count: usize| {
+                        let inputs = [
+                            images.clone(),
+                            tensor(&[count, 4], &corners[..count * 4]),
+                            tensor(&[count], &of[..count]),
+                        ];
+                        let trial = Trial::new("RoiAlign", &[], inputs).text("mode", mode);
+                        let trial = trial.int("output_height", 3).int("output_width", 2);
+                        trial.int("sampling_ratio", samples).run().expect("it runs").remove(0)
+                    };
+                    let all = pooled(&images, count);
+                    let all = all.view();
+                    let all = all.elements::<f32>();
+                    assert!(all.iter().any(|&x| x != 0.0));
+                    for channel in 0..CHANNELS {
+                        let view = images.view();
+                        let plane = view.elements::<f32>().chunks(SIZE).skip(channel).step_by(CHANNELS);
+                        let alone: Vec<f32> = plane.flatten().copied().collect();
+                        let alone = pooled(&tensor(&[2, 1, 9, 11], &alone), count);
+                        let alone = alone.view();
+                        for (number, wanted) in alone.elements::<f32>().chunks(6).enumerate() {
+                            let pooled = &all[(number * CHANNELS + channel) * 6..][..6];
+                            assert_eq!(pooled, wanted, "{mode} of channel {channel} of region {number}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn regions_of_images_that_are_not_there_are_an_error() {
+        let (images, corners) = (numbers(&[1, 2, 3, 3], 1), tensor(&[1, 4], &[0.0f32, 0.0, 2.0, 2.0]));
+        for image in [1, -1] {
+            let trial =
+                Trial::new("RoiAlign", &[], [images.clone(), corners.clone(), tensor(&[1], &[image])]);
+            assert!(trial.run().is_err_and(|why| why.contains("is beyond 1")));
+        }
     }
 }
