@@ -2,6 +2,7 @@
 
 use super::{Call, Definition, Known, Made, Operator, Unclear, axis, typed};
 use smallvec::SmallVec;
+use std::ops::Range;
 use stepalloc_kernels::strided::{Axis, copy, strides};
 use stepalloc_tensor::{Bool, DataType, Type, View, by_width};
 use stepalloc_threads as threads;
@@ -51,6 +52,19 @@ impl<'a> Indices<'a> {
             return Ok(counted as usize);
         }
         Err(format!("index {index} is beyond {dim} elements"))
+    }
+
+    /// Whether these, which are some, are all the same.
+    pub(super) fn are_one(self, range: Range<usize>) -> bool {
+        fn are_one<T: Copy + PartialEq>(indices: &[T]) -> bool {
+            // Many at a time, without a way out, are compared as vectors.
+            let alike = |some: &[T]| some.iter().fold(true, |alike, index| alike & (*index == indices[0]));
+            indices.chunks(64).all(alike)
+        }
+        match self {
+            Self::I32(all) => are_one(&all[range]),
+            Self::I64(all) => are_one(&all[range]),
+        }
     }
 
     /// Where in a tensor of this shape the element lies that `shape.len()` indices from `at` on name.

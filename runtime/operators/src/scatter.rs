@@ -112,14 +112,29 @@ impl Operator for ScatterElements {
         let (view, updates) = (call.input(1)?, call.input(2)?);
         let at = axis(self.axis, output.shape.len())?;
         let (dim, strides, indices) = (output.shape[at], strides(output.shape), Indices::new(&view)?);
-        let (step, length) = (strides[at], view.shape[view.shape.len() - 1]);
-        // Along the last dimension, indices are all that moves; else columns move too.
-        let column = usize::from(at + 1 < output.shape.len());
+        if view.is_empty() {
+            return Ok(());
+        }
+        // Updates that lie in a row in the target too, if they have the same index: as where a slice's index was expanded to all of
+        // its elements, which are put there at once.
+        let lengths = view.shape[at + 1..].iter().zip(&output.shape[at + 1..]);
+        let inner = lengths.rev().take_while(|(update, target)| update == target).count();
+        let (outer, block) = view.shape.split_at(view.shape.len() - inner);
+        let (last, block) = (outer.len() - 1, block.iter().product::<usize>());
+        let (step, length) = (strides[at], outer[last]);
+        // Along the dimension itself, indices are all that moves; else columns move too.
+        let column = if last == at { 0 } else { strides[last] };
         self.reduction.apply(output, &updates, &|put| {
-            each_row(view.shape, &strides, at, &mut |row, begin| {
+            each_row(outer, &strides, at, &mut |row, begin| {
                 for n in 0..length {
-                    let from = row * length + n;
-                    put(begin + n * column + indices.get(from, dim)? * step, from, 1);
+                    let (from, begin) = ((row * length + n) * block, begin + n * column);
+                    if indices.are_one(from..from + block) {
+                        put(begin + indices.get(from, dim)? * step, from, block);
+                        continue;
+                    }
+                    for n in 0..block {
+                        put(begin + n + indices.get(from + n, dim)? * step, from + n, 1);
+                    }
                 }
                 Ok(())
             })
@@ -239,6 +254,45 @@ mod tests {
         ] {
             let (apart, over) = (trial.run().expect("it runs"), trial.run_over(Some(0)).expect("it runs"));
             assert_eq!(apart[0].view().bytes, over[0].view().bytes, "{}", trial.op);
+        }
+    }
+
+    /// Against a loop over all elements: rows whose index is one and others, and indices that reach not as far as the data.
+    #[test]
+    fn slices_with_one_index_are_put_as_their_elements_are() {
+        let shape = [3usize, 4, 2, 5];
+        let data: Vec<f32> = (0..120).map(|n| n as f32).collect();
+        for (axis, updates) in
+            [(0, [2, 4, 2, 5]), (0, [2, 4, 1, 5]), (1, [3, 2, 2, 5]), (1, [2, 2, 2, 3]), (3, [3, 4, 2, 2])]
+        {
+            let count: usize = updates.iter().product();
+            let inner: usize = updates[axis + 1..].iter().product();
+            let news: Vec<f32> = (0..count).map(|n| -1.0 - n as f32).collect();
+            for all_alike in [true, false] {
+                // Of a slice along the dimension all the same, or not.
+                let index = |n: usize| {
+                    let slice = n / inner;
+                    (if all_alike { slice + slice / 7 } else { slice + n / 3 }) % shape[axis]
+                };
+                let indices: Vec<i64> = (0..count).map(|n| index(n) as i64).collect();
+                for reduction in ["none", "add"] {
+                    let mut wanted = data.clone();
+                    for n in 0..count {
+                        let (mut rest, mut at, mut stride) = (n, 0, 1);
+                        for dim in (0..4).rev() {
+                            let own = rest % updates[dim];
+                            rest /= updates[dim];
+                            at += stride * if dim == axis { index(n) } else { own };
+                            stride *= shape[dim];
+                        }
+                        wanted[at] = if reduction == "add" { wanted[at] + news[n] } else { news[n] };
+                    }
+                    let inputs = [tensor(&shape, &data), tensor(&updates, &indices), tensor(&updates, &news)];
+                    let trial = Trial::new("ScatterElements", &[], inputs).int("axis", axis as i64);
+                    let outputs = trial.text("reduction", reduction).run().expect("it runs");
+                    assert_eq!(outputs[0].view().elements::<f32>(), wanted, "{updates:?} along {axis}");
+                }
+            }
         }
     }
 
