@@ -4,7 +4,7 @@
 use super::fills::single;
 use super::{Call, Definition, Known, Made, Operator, Unclear, axis, typed};
 use std::cmp::Ordering;
-use stepalloc_kernels::no;
+use stepalloc_kernels::{no, real::Space};
 use stepalloc_tensor::{DataType, Element, Tensor, Type, View, by_type, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -221,25 +221,95 @@ fn bounds(corners: &[f32], centered: bool) -> [(f32, f32); 2] {
     [of(0), of(1)]
 }
 
+/// A box: where it begins and ends in both dimensions, and its area.
+type Placed = [f32; 5];
+
+fn placed([(low, high), (left, right)]: [(f32, f32); 2]) -> Placed {
+    [low, high, left, right, (high - low) * (right - left)]
+}
+
 /// Whether the common part of two boxes is more than so much of both together.
-fn overlap(one: [(f32, f32); 2], two: [(f32, f32); 2], most: f32) -> bool {
-    let side = |at: usize| (one[at].1.min(two[at].1) - one[at].0.max(two[at].0)).max(0.0);
-    let area = |of: [(f32, f32); 2]| (of[0].1 - of[0].0) * (of[1].1 - of[1].0);
-    let (common, one, two) = (side(0) * side(1), area(one), area(two));
+fn overlap(one: &Placed, two: &Placed, most: f32) -> bool {
+    let side = |low: usize, high: usize| (one[high].min(two[high]) - one[low].max(two[low])).max(0.0);
+    let (common, one, two) = (side(0, 1) * side(2, 3), one[4], two[4]);
     let both = one + two - common;
     common > 0.0 && one > 0.0 && two > 0.0 && both > 0.0 && common / both > most
 }
 
+/// Strips that boxes are sorted into by where they begin: of some thousand boxes, each is compared with those of a few strips, and
+/// to look at all strips takes less than that.
+const STRIPS: usize = 256;
+/// Fewer boxes are compared with all others.
+const FEW: usize = 64;
+
+/// Memory for the boxes of a class.
+struct Room<'a> {
+    /// Candidates, the best first.
+    order: &'a mut [u32],
+    /// Those that are left, strip by strip.
+    left: &'a mut [Placed],
+    /// Where each strip begins there, and how many are left in it.
+    strips: &'a mut [[u32; 2]],
+    /// Where what is left in a strip ends at last.
+    ends: &'a mut [f32],
+}
+
+impl<'a> Room<'a> {
+    fn bytes(count: usize) -> usize {
+        let strips = Space::bytes::<[u32; 2]>(STRIPS) + Space::bytes::<f32>(STRIPS);
+        Space::bytes::<u32>(count) + Space::bytes::<Placed>(count) + strips
+    }
+
+    fn new(memory: &'a mut [u8], count: usize) -> Result<Self, String> {
+        let mut space = Space(memory);
+        Ok(Self {
+            order: space.take(count)?,
+            left: space.take(count)?,
+            strips: space.take(STRIPS)?,
+            ends: space.take(STRIPS)?,
+        })
+    }
+}
+
+/// The strips of some boxes: which one a place along the first dimension is in.
+struct Strips {
+    count: usize,
+    begin: f32,
+    /// Strips for each unit of length.
+    scale: f32,
+}
+
+impl Strips {
+    /// Such that the boxes are spread over them. One strip if they are few, or their places no numbers that can be compared.
+    fn new(boxes: impl ExactSizeIterator<Item = Placed>) -> Self {
+        let many = boxes.len() >= FEW;
+        let (mut first, mut last, mut are_finite) = (f32::INFINITY, f32::NEG_INFINITY, many);
+        for placed in boxes.take(if many { usize::MAX } else { 0 }) {
+            (first, last) = (first.min(placed[0]), last.max(placed[0]));
+            are_finite &= placed[..4].iter().all(|place| place.is_finite());
+        }
+        let scale = STRIPS as f32 / (last - first);
+        match are_finite && last > first && scale.is_finite() && scale > 0.0 {
+            true => Self { count: STRIPS, begin: first, scale },
+            false => Self { count: 1, begin: 0.0, scale: 0.0 },
+        }
+    }
+
+    /// Never less for a place that is further on.
+    fn of(&self, place: f32) -> usize {
+        (((place - self.begin) * self.scale) as usize).min(self.count - 1)
+    }
+}
+
 impl NonMaxSuppression {
-    /// Calls `found` with sample, class and number of each box that is left. `order` has room for the boxes
-    /// of a sample.
-    fn suppress(&self, of: &Boxes<'_>, order: &mut [u32], found: &mut dyn FnMut([i64; 3])) {
+    /// Calls `found` with sample, class and number of each box that is left.
+    fn suppress(&self, of: &Boxes<'_>, room: &mut Room<'_>, found: &mut dyn FnMut([i64; 3])) {
         if of.most == 0 {
             return;
         }
         for sample in 0..of.batches {
             let boxes = &of.boxes[sample * of.count * 4..][..of.count * 4];
-            let bounds = |n: u32| bounds(&boxes[n as usize * 4..][..4], self.centered);
+            let place = |n: u32| placed(bounds(&boxes[n as usize * 4..][..4], self.centered));
             for class in 0..of.classes {
                 let scores = &of.scores[(sample * of.classes + class) * of.count..][..of.count];
                 // Without the sign of zeros, which would order what is alike.
@@ -247,28 +317,75 @@ impl NonMaxSuppression {
                 let mut candidates = 0;
                 for n in 0..of.count as u32 {
                     if of.score.is_none_or(|least| score(n) > least) {
-                        order[candidates] = n;
+                        room.order[candidates] = n;
                         candidates += 1;
                     }
                 }
-                order[..candidates].sort_unstable_by(|&a, &b| score(b).total_cmp(&score(a)).then(a.cmp(&b)));
-                // Those that are left gather at the beginning.
+                let order = &mut room.order[..candidates];
+                order.sort_unstable_by(|&a, &b| score(b).total_cmp(&score(a)).then(a.cmp(&b)));
                 let mut left = 0;
-                for at in 0..candidates {
-                    let own = bounds(order[at]);
-                    if order[..left].iter().any(|&better| overlap(own, bounds(better), of.overlap)) {
-                        continue;
-                    }
-                    order[left] = order[at];
-                    found([sample as i64, class as i64, order[left].into()]);
-                    left += 1;
-                    if left == of.most {
-                        break;
-                    }
-                }
+                best(
+                    order,
+                    place,
+                    of.overlap,
+                    (&mut *room.left, &mut *room.strips, &mut *room.ends),
+                    &mut |n| {
+                        found([sample as i64, class as i64, n.into()]);
+                        left += 1;
+                        left < of.most
+                    },
+                );
             }
         }
     }
+}
+
+/// Calls `found` for each box that no better one overlaps too much, the best first, as long as it says so.
+fn best(
+    order: &[u32],
+    place: impl Fn(u32) -> Placed,
+    most: f32,
+    (left, counted, ends): (&mut [Placed], &mut [[u32; 2]], &mut [f32]),
+    found: &mut dyn FnMut(u32) -> bool,
+) {
+    let strips = Strips::new(order.iter().map(|&n| place(n)));
+    // In a single strip, all are compared.
+    let none = if strips.count == 1 { f32::INFINITY } else { f32::NEG_INFINITY };
+    let (counted, ends) = (&mut counted[..strips.count], &mut ends[..strips.count]);
+    counted.fill([0; 2]);
+    ends.fill(none);
+    if strips.count > 1 {
+        order.iter().for_each(|&n| counted[strips.of(place(n)[0])][0] += 1);
+        let mut begin = 0;
+        for [count, _] in counted.iter_mut() {
+            (begin, *count) = (begin + *count, begin);
+        }
+    }
+    for &n in order {
+        let own = place(n);
+        // What overlaps it begins before its end, and ends after its begin.
+        let last = strips.of(own[1]);
+        let overlapped = counted[..=last].iter().zip(&*ends).any(|(&[begin, count], &end)| {
+            let better = &left[begin as usize..][..count as usize];
+            !(end <= own[0]) && better.iter().any(|better| overlap(&own, better, most))
+        });
+        if overlapped {
+            continue;
+        }
+        let strip = strips.of(own[0]);
+        let [begin, count] = &mut counted[strip];
+        left[(*begin + *count) as usize] = own;
+        *count += 1;
+        ends[strip] = ends[strip].max(own[1]);
+        if !found(n) {
+            return;
+        }
+    }
+}
+
+/// Memory of its own for [`Room`].
+fn memory(count: usize) -> Vec<u32> {
+    vec![0; Room::bytes(count).div_ceil(size_of::<u32>())]
 }
 
 impl Operator for NonMaxSuppression {
@@ -278,21 +395,22 @@ impl Operator for NonMaxSuppression {
             *view = inputs.opt(index).map(|_| inputs.value(index)).transpose()?;
         }
         let of = Boxes::new(views)?;
-        let mut count = 0;
-        self.suppress(&of, &mut vec![0; of.count], &mut |_| count += 1);
+        let (mut memory, mut count) = (memory(of.count), 0);
+        let room = &mut Room::new(bytemuck::cast_slice_mut(&mut memory), of.count)?;
+        self.suppress(&of, room, &mut |_| count += 1);
         Ok(vec![typed(DataType::I64, [count, 3])?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
-        inputs.opt(0).and_then(|boxes| boxes.shape.get(1)).map_or(0, |count| count.max(&1) * size_of::<u32>())
+        inputs.opt(0).and_then(|boxes| boxes.shape.get(1)).map_or(0, |&count| Room::bytes(count))
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let of = Boxes::new(std::array::from_fn(|index| call.opt(index)))?;
         let target = call.output(0)?.elements::<i64>();
         let mut rows = target.chunks_exact_mut(3);
-        let order: &mut [u32] = bytemuck::cast_slice_mut(call.scratch());
-        self.suppress(&of, order, &mut |found| {
+        let room = &mut Room::new(call.scratch(), of.count)?;
+        self.suppress(&of, room, &mut |found| {
             if let Some(row) = rows.next() {
                 row.copy_from_slice(&found);
             }
@@ -304,8 +422,9 @@ impl Operator for NonMaxSuppression {
     fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Vec<Tensor>, String>> {
         let views = std::array::from_fn(|index| inputs.get(index).copied().flatten());
         Some(Boxes::new(views).and_then(|of| {
-            let mut all = Vec::new();
-            self.suppress(&of, &mut vec![0; of.count], &mut |found| all.extend(found));
+            let (mut memory, mut all) = (memory(of.count), Vec::new());
+            let room = &mut Room::new(bytemuck::cast_slice_mut(&mut memory), of.count)?;
+            self.suppress(&of, room, &mut |found| all.extend(found));
             let tensor = Tensor::from_elements([all.len() / 3, 3], &all).ok_or("three of each box")?;
             Ok(vec![tensor])
         }))
@@ -314,6 +433,7 @@ impl Operator for NonMaxSuppression {
 
 #[cfg(test)]
 mod tests {
+    use super::{bounds, overlap, placed};
     use crate::trial::{Trial, tensor};
 
     #[test]
@@ -336,5 +456,59 @@ mod tests {
         let most = tensor(&[1], &[3i64]);
         let outputs = Trial::new("NonMaxSuppression", &[], [&boxes, &scores, &most]).run().expect("it runs");
         assert_eq!(outputs[0].ty().shape, [0, 3]);
+    }
+
+    /// Many boxes in strips, wide ones among narrow ones, and places that are no numbers: against each with each.
+    #[test]
+    fn boxes_in_strips_are_left_as_if_each_were_compared_with_each() {
+        let mut state = 7u32;
+        let mut random = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32
+        };
+        for (count, wide, odd) in
+            [(700, 0.05, None), (700, 0.9, None), (200, 0.3, Some(f32::NAN)), (200, 0.3, Some(f32::INFINITY))]
+        {
+            for centered in [false, true] {
+                let mut boxes = Vec::new();
+                for n in 0..count {
+                    let side = if n % 50 == 0 { 1.0 } else { wide };
+                    let (y, x) = (random() * 3.0, random());
+                    let sizes = [side * random(), side * random()];
+                    match centered {
+                        true => boxes.extend([y, x, sizes[0], sizes[1]]),
+                        false => boxes.extend([y, x, y + sizes[0], x + sizes[1]]),
+                    }
+                }
+                if let Some(odd) = odd {
+                    (boxes[5], boxes[20], boxes[43]) = (odd, odd, -odd);
+                }
+                let scores: Vec<f32> = (0..count).map(|_| (random() * 300.0).floor()).collect();
+                for most in [0.1f32, 0.5] {
+                    let mut order: Vec<usize> = (0..count).collect();
+                    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+                    let place = |n: usize| placed(bounds(&boxes[n * 4..][..4], centered));
+                    let mut left: Vec<usize> = Vec::new();
+                    for n in order {
+                        if !left.iter().any(|&better| overlap(&place(n), &place(better), most)) {
+                            left.push(n);
+                        }
+                    }
+                    assert!(left.len() < count && left.len() > 20);
+                    let inputs = [
+                        tensor(&[1, count, 4], &boxes),
+                        tensor(&[1, 1, count], &scores),
+                        tensor(&[1], &[count as i64]),
+                        tensor(&[1], &[most]),
+                    ];
+                    let trial = Trial::new("NonMaxSuppression", &[], inputs);
+                    let outputs = trial.int("center_point_box", centered.into()).run().expect("it runs");
+                    let found = outputs[0].view();
+                    let found: Vec<_> =
+                        found.elements::<i64>().chunks(3).map(|row| row[2] as usize).collect();
+                    assert_eq!(found, left, "{count} boxes, {wide} wide");
+                }
+            }
+        }
     }
 }
