@@ -3,6 +3,8 @@
 //! Operators that multiply matrices read their inputs as one of the two ([`widened`]), and write outputs through a [`Target`]; only
 //! halves are copied for that, to scratch memory, which is dealt out by a [`Space`].
 
+use crate::gemm::panels::WIDTH;
+use crate::gemm::small_m::rows_by_panels;
 use crate::gemm::{Matrix, gemm_f32, gemm_tiles};
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
@@ -28,6 +30,8 @@ pub trait Real:
     const LOWEST: Self;
     /// `out = alpha a b + beta out`, row by row.
     fn multiply(out: &mut [Self], a: Matrix<'_, Self>, b: Matrix<'_, Self>, alpha: f32, beta: Self);
+    /// `out = a b`, row by row, with `cols` columns of `b` in [`panels`](crate::gemm::panels).
+    fn multiply_panels(out: &mut [Self], a: Matrix<'_, Self>, b: &[Self], cols: usize);
     /// e^x.
     fn exp(self) -> Self;
     /// The square root.
@@ -60,6 +64,10 @@ impl Real for f32 {
         }
         let multiply = if a.rows > FEW_ROWS { gemm_tiles } else { gemm_f32 };
         multiply(out, a, b, (alpha, beta), None).expect("matrices that fit, within their data");
+    }
+
+    fn multiply_panels(out: &mut [Self], a: Matrix<'_, Self>, b: &[Self], cols: usize) {
+        rows_by_panels(out, a, b, cols);
     }
 
     fn exp(self) -> Self {
@@ -109,6 +117,21 @@ impl Real for f64 {
                 let factor = f64::from(alpha) * a.data[row * a.row_stride + at * a.col_stride];
                 let b_row = b.data[at * b.row_stride..].iter().step_by(b.col_stride.max(1));
                 out.iter_mut().zip(b_row).for_each(|(out, &b)| *out += factor * b);
+            }
+        }
+    }
+
+    fn multiply_panels(out: &mut [Self], a: Matrix<'_, Self>, b: &[Self], cols: usize) {
+        out.fill(0.0);
+        if out.is_empty() || a.cols == 0 {
+            return;
+        }
+        for (row, out) in out.chunks_exact_mut(cols).enumerate() {
+            for (out, panel) in out.chunks_mut(WIDTH).zip(b.chunks(WIDTH * a.cols)) {
+                for (at, b) in panel.chunks_exact(out.len()).enumerate() {
+                    let factor = a.data[row * a.row_stride + at * a.col_stride];
+                    out.iter_mut().zip(b).for_each(|(out, &b)| *out += factor * b);
+                }
             }
         }
     }

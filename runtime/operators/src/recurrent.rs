@@ -1,10 +1,12 @@
 //! Recurrent layers: LSTM, GRU and RNN.
 //!
 //! What the inputs have to say to all gates in all steps is one matrix product, made first. Each step then multiplies the states of
-//! the whole batch, and goes through it row by row. Gates lie one behind the other in each row, in the order of the weights.
+//! the whole batch, and goes through it row by row. Gates lie one behind the other in each row, in the order of the weights. The
+//! weights of the states are read in every step: for the states of a batch, they are laid out in panels before the first one.
 
 use super::{Call, Definition, Known, Made, Operator, Unclear, ints, typed};
-use stepalloc_kernels::gemm::Matrix;
+use std::ops::Range;
+use stepalloc_kernels::gemm::{Matrix, panels};
 use stepalloc_kernels::{
     activation::Activation,
     real::{Real, Space, Target, is_double, widened, widened_bytes},
@@ -34,6 +36,15 @@ impl Kind {
             Self::Lstm => 4,
             Self::Gru => 3,
             Self::Rnn => 1,
+        }
+    }
+
+    /// Gates whose product with the states is made at once.
+    fn products(self) -> &'static [Range<usize>] {
+        match self {
+            Self::Lstm => &[0..4],
+            Self::Gru => &[0..2, 2..3],
+            Self::Rnn => &[0..1],
         }
     }
 
@@ -77,7 +88,12 @@ struct Needs {
     step: usize,
     /// Of one state.
     state: usize,
+    /// Of the weights of the states, where they are laid out in panels.
+    panels: usize,
 }
+
+/// For fewer steps of a batch, weights are read where they are: laying them out takes as long as one or two steps.
+const STEPS: usize = 4;
 
 impl Layer {
     fn new(kind: Kind, node: &Definition<'_>) -> Result<Self, String> {
@@ -159,13 +175,15 @@ impl Layer {
 
     fn needs(&self, sizes: Sizes) -> Needs {
         let step = sizes.batch * sizes.hidden * self.kind.gates();
-        Needs { gates: sizes.steps * step, step, state: sizes.batch * sizes.hidden }
+        let weights = self.kind.gates().saturating_mul(sizes.hidden.saturating_mul(sizes.hidden));
+        let panels = if sizes.batch > 1 && sizes.steps >= STEPS { weights } else { 0 };
+        Needs { gates: sizes.steps * step, step, state: sizes.batch * sizes.hidden, panels }
     }
 
     fn scratch_of<W: Real>(&self, sizes: Sizes, inputs: &Known<'_>, outputs: &[Type]) -> usize {
-        let Needs { gates, step, state } = self.needs(sizes);
+        let Needs { gates, step, state, panels } = self.needs(sizes);
         let bias = sizes.hidden * self.kind.gates();
-        let own: usize = [gates, step, state, state, bias].into_iter().map(Space::bytes::<W>).sum();
+        let own: usize = [gates, step, state, state, bias, panels].into_iter().map(Space::bytes::<W>).sum();
         let inputs = (0..8).filter(|&index| index != 4).filter_map(|index| inputs.opt(index));
         let copied = |ty: &Type| widened_bytes::<W>(ty.dtype, ty.elements());
         own + inputs.map(copied).sum::<usize>() + outputs.iter().map(copied).sum::<usize>()
@@ -184,16 +202,17 @@ impl Layer {
             return Err("one of its inputs is missing".into());
         };
         let (bias, first, first_cell, peepholes) = (wide(3)?, wide(5)?, wide(6)?, wide(7)?);
-        let Needs { gates: all, step, state } = self.needs(sizes);
+        let Needs { gates: all, step, state, panels } = self.needs(sizes);
         let gates = self.kind.gates();
         let (given, told) = (space.take::<W>(all)?, space.take::<W>(step)?);
         let (h, cell, sum) = (space.take::<W>(state)?, space.take::<W>(state)?, space.take(hidden * gates)?);
+        let panels = space.take::<W>(panels)?;
         let mut target =
             |index: usize| call.opt_output(index).map(|output| Target::new(output, &mut space)).transpose();
         let (mut y, mut last, mut last_cell) = (target(0)?, target(1)?, target(2)?);
         let directions = self.backwards.len();
         for (direction, &backwards) in self.backwards.iter().enumerate() {
-            let part = |all: &'_ [W], elements: usize| -> std::ops::Range<usize> {
+            let part = |all: &'_ [W], elements: usize| -> Range<usize> {
                 debug_assert!(all.len() >= elements * (direction + 1));
                 elements * direction..elements * (direction + 1)
             };
@@ -234,10 +253,19 @@ impl Layer {
                 1.0,
                 W::ONE,
             );
+            let r = &r[part(r, gates * hidden * hidden)];
+            let in_panels = !panels.is_empty();
+            if in_panels {
+                for gates in self.kind.products() {
+                    let part = gates.start * hidden * hidden..gates.end * hidden * hidden;
+                    panels::lay_out(&r[part.clone()], hidden, &mut panels[part]);
+                }
+            }
             let cells = Cells {
                 layer: self,
                 hidden,
-                r: &r[part(r, gates * hidden * hidden)],
+                r: if in_panels { panels } else { r },
+                in_panels,
                 reset_bias: bias.map(|bias| &bias[(2 * gates - 1) * hidden..]),
                 peepholes: peepholes.map(|all| &all[part(all, 3 * hidden)]),
                 activations: &self.activations[self.kind.functions().len() * direction..],
@@ -300,6 +328,8 @@ struct Cells<'a, W> {
     hidden: usize,
     /// The weights of the states.
     r: &'a [W],
+    /// Whether those of each of [`Kind::products`] are in panels.
+    in_panels: bool,
     /// The bias of GRU's hidden gate that is added before the gate is reset.
     reset_bias: Option<&'a [W]>,
     peepholes: Option<&'a [W]>,
@@ -310,13 +340,17 @@ struct Cells<'a, W> {
 type Begin<'a> = &'a dyn Fn(usize) -> Option<usize>;
 
 impl<W: Real> Cells<'_, W> {
-    /// States times the weights of these gates.
-    fn multiply(&self, states: &[W], gates: std::ops::Range<usize>, told: &mut [W]) {
+    /// States times the weights of these gates, which are one of [`Kind::products`].
+    fn multiply(&self, states: &[W], gates: Range<usize>, told: &mut [W]) {
         let hidden = self.hidden;
         let r = &self.r[gates.start * hidden * hidden..gates.end * hidden * hidden];
         let rows = states.len().checked_div(hidden).unwrap_or(0);
+        let states = Matrix::new(states, rows, hidden);
+        if self.in_panels {
+            return W::multiply_panels(told, states, r, gates.len() * hidden);
+        }
         let weights = Matrix::new(r, gates.len() * hidden, hidden).transposed();
-        W::multiply(told, Matrix::new(states, rows, hidden), weights, 1.0, W::default());
+        W::multiply(told, states, weights, 1.0, W::default());
     }
 
     fn activate(&self, which: usize, row: &mut [W]) {
@@ -537,6 +571,39 @@ mod tests {
         let last: Vec<f32> =
             both[1].view().elements::<f32>().chunks(6).flat_map(|states| states[..3].to_vec()).collect();
         assert!(close(alone[1].view().elements(), &last));
+    }
+
+    /// Panels are for batches, and not for a single sequence.
+    #[test]
+    fn a_batch_is_computed_as_each_of_its_sequences_is() {
+        const HIDDEN: usize = 37;
+        for (op, gates) in [("LSTM", 4), ("GRU", 3), ("RNN", 1)] {
+            for (batch, linear) in [(2, 0), (3, 1), (19, 0)] {
+                let trial = |x: Tensor| {
+                    let inputs = [
+                        x,
+                        numbers(&[2, gates * HIDDEN, 5], 2),
+                        numbers(&[2, gates * HIDDEN, HIDDEN], 3),
+                        numbers(&[2, 2 * gates * HIDDEN], 4),
+                    ];
+                    let trial = Trial::new(op, &[], inputs).text("direction", "bidirectional");
+                    let trial = if op == "GRU" { trial.int("linear_before_reset", linear) } else { trial };
+                    trial.run().expect("it runs").remove(0)
+                };
+                let x = numbers(&[6, batch, 5], 1);
+                let all = trial(x.clone());
+                for b in 0..batch {
+                    let view = x.view();
+                    let own: Vec<f32> =
+                        view.elements::<f32>().chunks(5).skip(b).step_by(batch).flatten().copied().collect();
+                    let alone = trial(tensor(&[6, 1, 5], &own));
+                    let view = all.view();
+                    let row = view.elements::<f32>().chunks(HIDDEN).skip(b).step_by(batch);
+                    let row: Vec<f32> = row.flatten().copied().collect();
+                    assert!(close(&row, alone.view().elements()), "{op} of {batch}, sequence {b}");
+                }
+            }
+        }
     }
 
     #[test]

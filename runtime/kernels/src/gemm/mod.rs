@@ -8,6 +8,7 @@ pub mod dot4;
 pub mod gemv;
 pub mod int8;
 pub mod nbits;
+pub mod panels;
 pub mod prepacked;
 pub mod quantized;
 pub mod small_m;

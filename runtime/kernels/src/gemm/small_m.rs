@@ -6,6 +6,7 @@
 
 use crate::gemm::Matrix;
 use crate::gemm::gemv::{prefetch, scale};
+use crate::gemm::panels::WIDTH;
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
 use smallvec::SmallVec;
@@ -30,12 +31,39 @@ pub fn few_rows(out: &mut [f32], a: Matrix<'_, f32>, b: Matrix<'_, f32>, beta: f
     if out.is_empty() {
         return true;
     }
+    add_few(out, a, b, if b.col_stride == 1 || b.cols == 1 { Order::Rows } else { Order::Columns });
+    true
+}
+
+/// `out = a b` of any number of rows, with `cols` columns of `b` in [`panels`](crate::gemm::panels).
+pub fn rows_by_panels(out: &mut [f32], a: Matrix<'_, f32>, b: &[f32], cols: usize) {
+    out.fill(0.0);
+    if out.is_empty() || a.cols == 0 {
+        return;
+    }
+    let b = Matrix { data: b, rows: a.cols, cols, row_stride: WIDTH, col_stride: a.cols };
+    for (part, out) in out.chunks_mut(MOST * cols).enumerate() {
+        let begin = part * MOST;
+        add_few(out, a.part(begin..a.rows.min(begin + MOST), 0..a.cols), b, Order::Panels);
+    }
+}
+
+/// `out += a b` of at most [`MOST`] rows.
+fn add_few(out: &mut [f32], a: Matrix<'_, f32>, b: Matrix<'_, f32>, order: Order) {
     let products = b.rows.saturating_mul(out.len());
     let threads = if products < PARALLEL { 1 } else { threads::count() };
     let x: SmallVec<[_; MOST]> = (0..a.rows).map(|row| &a.data[row * a.row_stride..][..a.cols]).collect();
-    let along_rows = b.col_stride == 1 || b.cols == 1;
-    share(Few { out: out.chunks_exact_mut(b.cols).collect(), x: &x, b, along_rows }, threads);
-    true
+    share(Few { out: out.chunks_exact_mut(b.cols).collect(), x: &x, b, order }, threads);
+}
+
+/// How a right factor is read: for all columns alike, so that their sums are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Rows,
+    Columns,
+    /// Panel by panel, each of which is read along its rows. The first column of one begins where its number times the stride
+    /// of columns says.
+    Panels,
 }
 
 /// A product, or that of some columns.
@@ -45,27 +73,27 @@ struct Few<'a, 'o> {
     /// Those of the left factor.
     x: &'a [&'a [f32]],
     b: Matrix<'a, f32>,
-    /// How `b` is read: for all columns alike, so that their sums are.
-    along_rows: bool,
+    order: Order,
 }
 
 /// Shares the columns until there are as many parts as threads.
 fn share(few: Few<'_, '_>, threads: usize) {
     let columns = few.b.cols;
-    let some = (columns * (threads / 2) / threads).next_multiple_of(COLUMNS);
+    let unit = if few.order == Order::Panels { WIDTH } else { COLUMNS };
+    let some = (columns * (threads / 2) / threads).next_multiple_of(unit);
     if threads > 1 && some < columns {
-        let Few { out, x, b, along_rows } = few;
+        let Few { out, x, b, order } = few;
         let (left, right) = out.into_iter().map(|row| row.split_at_mut(some)).unzip();
         let [first, second] = [0..some, some..columns].map(|columns| b.part(0..b.rows, columns));
-        let mut left = Some(Few { out: left, x, b: first, along_rows });
-        let mut right = Some(Few { out: right, x, b: second, along_rows });
+        let mut left = Some(Few { out: left, x, b: first, order });
+        let mut right = Some(Few { out: right, x, b: second, order });
         threads::join(&mut || left.take().into_iter().for_each(|few| share(few, threads / 2)), &mut || {
             right.take().into_iter().for_each(|few| share(few, threads - threads / 2))
         });
-    } else if few.along_rows {
-        Rows(few).dispatch();
-    } else {
+    } else if few.order == Order::Columns {
         Columns(few).dispatch();
+    } else {
+        Rows(few).dispatch();
     }
 }
 
@@ -84,7 +112,7 @@ macro_rules! by_fours {
     }};
 }
 
-/// `out += x b`, with `b` read along its rows.
+/// `out += x b`, with `b` read along its rows, or those of its panels.
 struct Rows<'a, 'o>(Few<'a, 'o>);
 
 /// Elements of the widest vector register at most.
@@ -100,12 +128,25 @@ impl SimdOp for Rows<'_, '_> {
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
-        let Self(Few { mut out, x, b, .. }) = self;
-        for begin in (0..b.rows).step_by(DEPTH) {
-            let depth = begin..(begin + DEPTH).min(b.rows);
-            for at in (0..b.cols).step_by(VECTORS * isa.f32().len()) {
-                by_fours!(tile, isa, out, x, b, depth.clone(), at);
-            }
+        let Self(Few { mut out, x, b, order }) = self;
+        if order == Order::Rows {
+            return rows(isa, &mut out, x, b);
+        }
+        for first in (0..b.cols).step_by(WIDTH) {
+            let width = WIDTH.min(b.cols - first);
+            let panel = Matrix::new(&b.data[first * b.rows..][..width * b.rows], b.rows, width);
+            let part = out.iter_mut().map(|row| &mut row[first..first + width]);
+            rows(isa, &mut part.collect::<SmallVec<[_; MOST]>>(), x, panel);
+        }
+    }
+}
+
+#[inline(always)]
+fn rows<I: Isa>(isa: I, out: &mut [&mut [f32]], x: &[&[f32]], b: Matrix<'_, f32>) {
+    for begin in (0..b.rows).step_by(DEPTH) {
+        let depth = begin..(begin + DEPTH).min(b.rows);
+        for at in (0..b.cols).step_by(VECTORS * isa.f32().len()) {
+            by_fours!(tile, isa, out, x, b, depth.clone(), at);
         }
     }
 }
@@ -220,6 +261,7 @@ fn dots<I: Isa, const M: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gemm::panels::lay_out;
 
     fn numbers(count: usize) -> Vec<f32> {
         (0..count).map(|n| ((n * 37) % 101) as f32 / 25.0 - 2.0).collect()
@@ -237,6 +279,13 @@ mod tests {
                 let place = |col: usize| (0..depth).map(move |row| row * cols + col);
                 let transposed: Vec<f32> = (0..cols).flat_map(|col| place(col).map(|at| data[at])).collect();
                 let by_columns = Matrix::new(&transposed, cols, depth).transposed();
+                let mut panels = vec![0.0; depth * cols];
+                lay_out(&transposed, depth, &mut panels);
+                let mut by_panels = vec![f32::NAN; rows * cols];
+                rows_by_panels(&mut by_panels, a, &panels, cols);
+                let mut by_loop = vec![0.0; rows * cols];
+                assert!(few_rows(&mut by_loop, a, by_rows, 0.0));
+                assert_eq!(by_panels, by_loop, "{rows} x {depth} x {cols} by panels");
                 let before = numbers(rows * cols);
                 for (beta, b) in
                     [0.0, 1.0, 0.5].into_iter().flat_map(|beta| [(beta, by_rows), (beta, by_columns)])
@@ -260,6 +309,13 @@ mod tests {
                     }
                 }
             }
+        }
+        // More rows are multiplied some at a time.
+        let (x, mut sums) = (numbers(35 * 3), vec![f32::NAN; 35 * 2]);
+        rows_by_panels(&mut sums, Matrix::new(&x, 35, 3), &[1.0, 2.0, 10.0, 20.0, 100.0, 200.0], 2);
+        for (x, sums) in x.chunks(3).zip(sums.chunks(2)) {
+            let wanted = x[0] + 10.0 * x[1] + 100.0 * x[2];
+            assert!((sums[0] - wanted).abs() < 1e-3 && (sums[1] - 2.0 * wanted).abs() < 1e-3);
         }
         let many = Matrix::new(&[0.0; 17], 17, 1);
         assert!(!few_rows(&mut [0.0; 17], many, Matrix::new(&[0.0], 1, 1), 0.0));
