@@ -5,7 +5,7 @@
 
 use crate::gemm::panels::WIDTH;
 use crate::gemm::small_m::rows_by_panels;
-use crate::gemm::{Matrix, gemm_f32, gemm_tiles};
+use crate::gemm::{BiasVector, Matrix, gemm_f32, gemm_tiles};
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use rten_simd::{SimdOp, SimdUnaryOp};
@@ -30,6 +30,8 @@ pub trait Real:
     const LOWEST: Self;
     /// `out = alpha a b + beta out`, row by row.
     fn multiply(out: &mut [Self], a: Matrix<'_, Self>, b: Matrix<'_, Self>, alpha: f32, beta: Self);
+    /// `out = a b`, with `bias` added to each row.
+    fn multiply_biased(out: &mut [Self], a: Matrix<'_, Self>, b: Matrix<'_, Self>, bias: &[Self]);
     /// `out = a b`, row by row, with `cols` columns of `b` in [`panels`](crate::gemm::panels).
     fn multiply_panels(out: &mut [Self], a: Matrix<'_, Self>, b: &[Self], cols: usize);
     /// e^x.
@@ -64,6 +66,15 @@ impl Real for f32 {
         }
         let multiply = if a.rows > FEW_ROWS { gemm_tiles } else { gemm_f32 };
         multiply(out, a, b, (alpha, beta), None).expect("matrices that fit, within their data");
+    }
+
+    fn multiply_biased(out: &mut [Self], a: Matrix<'_, Self>, b: Matrix<'_, Self>, bias: &[Self]) {
+        if scaled_only(out, &a, &b, 0.0) {
+            return repeat(out, bias);
+        }
+        let multiply = if a.rows > FEW_ROWS { gemm_tiles } else { gemm_f32 };
+        multiply(out, a, b, (1.0, 0.0), Some(BiasVector::Row(bias)))
+            .expect("matrices that fit, within their data");
     }
 
     fn multiply_panels(out: &mut [Self], a: Matrix<'_, Self>, b: &[Self], cols: usize) {
@@ -119,6 +130,11 @@ impl Real for f64 {
                 out.iter_mut().zip(b_row).for_each(|(out, &b)| *out += factor * b);
             }
         }
+    }
+
+    fn multiply_biased(out: &mut [Self], a: Matrix<'_, Self>, b: Matrix<'_, Self>, bias: &[Self]) {
+        repeat(out, bias);
+        Self::multiply(out, a, b, 1.0, 1.0);
     }
 
     fn multiply_panels(out: &mut [Self], a: Matrix<'_, Self>, b: &[Self], cols: usize) {
@@ -183,6 +199,11 @@ fn scaled_only<W: Real>(out: &mut [W], a: &Matrix<'_, W>, b: &Matrix<'_, W>, bet
         return true;
     }
     false
+}
+
+/// Each row a copy of `row`.
+fn repeat<W: Copy>(out: &mut [W], row: &[W]) {
+    out.chunks_exact_mut(row.len().max(1)).for_each(|out| out.copy_from_slice(row));
 }
 
 /// What is in `row` may be anything, NaN too, where `beta` is 0.

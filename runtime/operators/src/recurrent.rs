@@ -240,19 +240,8 @@ impl Layer {
                     *sum = if at < both { bias[at] + bias[gates * hidden + at] } else { bias[at] };
                 }
             }
-            let mut rest = &mut given[..];
-            while !sum.is_empty() && !rest.is_empty() {
-                let (row, after) = rest.split_at_mut(sum.len());
-                row.copy_from_slice(sum);
-                rest = after;
-            }
-            W::multiply(
-                given,
-                Matrix::new(x, steps * batch, input),
-                Matrix::new(w, gates * hidden, input).transposed(),
-                1.0,
-                W::ONE,
-            );
+            let weights = Matrix::new(w, gates * hidden, input).transposed();
+            W::multiply_biased(given, Matrix::new(x, steps * batch, input), weights, sum);
             let r = &r[part(r, gates * hidden * hidden)];
             let in_panels = !panels.is_empty();
             if in_panels {

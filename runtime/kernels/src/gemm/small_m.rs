@@ -167,14 +167,20 @@ fn tile<I: Isa, const M: usize>(
     let width = ops.len();
     if at + VECTORS * width <= b.cols {
         let mut sums = [[ops.zero(); VECTORS]; M];
-        for k in depth {
-            let row = &b.data[k * b.row_stride + at..][..VECTORS * width];
+        // As long as the loop is, so that no element's place is checked in it.
+        let (begin, length) = (depth.start, depth.len());
+        let mut own: [&[f32]; M] = [&[]; M];
+        for (own, x) in own.iter_mut().zip(x) {
+            *own = &x[begin..][..length];
+        }
+        for k in 0..length {
+            let row = &b.data[(begin + k) * b.row_stride + at..][..VECTORS * width];
             let mut loaded = [ops.zero(); VECTORS];
             for (vector, loaded) in loaded.iter_mut().enumerate() {
                 *loaded = ops.load(&row[vector * width..]);
                 prefetch(row.as_ptr().wrapping_add(vector * width + AHEAD * b.row_stride));
             }
-            for (sums, x) in sums.iter_mut().zip(x) {
+            for (sums, x) in sums.iter_mut().zip(own) {
                 let x = ops.splat(x[k]);
                 for (sum, loaded) in sums.iter_mut().zip(loaded) {
                     *sum = ops.mul_add(x, loaded, *sum);
