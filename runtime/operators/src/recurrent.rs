@@ -39,12 +39,12 @@ impl Kind {
         }
     }
 
-    /// Gates whose product with the states is made at once.
-    fn products(self) -> &'static [Range<usize>] {
+    /// Of how many gates each product with the states is.
+    fn products(self) -> &'static [usize] {
         match self {
-            Self::Lstm => &[0..4],
-            Self::Gru => &[0..2, 2..3],
-            Self::Rnn => &[0..1],
+            Self::Lstm => &[4],
+            Self::Gru => &[2, 1],
+            Self::Rnn => &[1],
         }
     }
 
@@ -245,9 +245,11 @@ impl Layer {
             let r = &r[part(r, gates * hidden * hidden)];
             let in_panels = !panels.is_empty();
             if in_panels {
+                let mut begin = 0;
                 for gates in self.kind.products() {
-                    let part = gates.start * hidden * hidden..gates.end * hidden * hidden;
-                    panels::lay_out(&r[part.clone()], hidden, &mut panels[part]);
+                    let end = begin + gates * hidden * hidden;
+                    panels::lay_out(&r[begin..end], hidden, &mut panels[begin..end]);
+                    begin = end;
                 }
             }
             let cells = Cells {

@@ -277,7 +277,7 @@ mod tests {
                 let indices: Vec<i64> = (0..count).map(|n| index(n) as i64).collect();
                 for reduction in ["none", "add"] {
                     let mut wanted = data.clone();
-                    for n in 0..count {
+                    for (n, &new) in news.iter().enumerate() {
                         let (mut rest, mut at, mut stride) = (n, 0, 1);
                         for dim in (0..4).rev() {
                             let own = rest % updates[dim];
@@ -285,7 +285,7 @@ mod tests {
                             at += stride * if dim == axis { index(n) } else { own };
                             stride *= shape[dim];
                         }
-                        wanted[at] = if reduction == "add" { wanted[at] + news[n] } else { news[n] };
+                        wanted[at] = if reduction == "add" { wanted[at] + new } else { new };
                     }
                     let inputs = [tensor(&shape, &data), tensor(&updates, &indices), tensor(&updates, &news)];
                     let trial = Trial::new("ScatterElements", &[], inputs).int("axis", axis as i64);

@@ -367,7 +367,8 @@ fn best(
         let last = strips.of(own[1]);
         let overlapped = counted[..=last].iter().zip(&*ends).any(|(&[begin, count], &end)| {
             let better = &left[begin as usize..][..count as usize];
-            !(end <= own[0]) && better.iter().any(|better| overlap(&own, better, most))
+            let is_before = end <= own[0];
+            !is_before && better.iter().any(|better| overlap(&own, better, most))
         });
         if overlapped {
             continue;
