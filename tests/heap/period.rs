@@ -180,7 +180,9 @@ fn a_program_that_changes_is_planned_anew_and_nothing_grows() {
             "figures: resident_early={early} resident_late={late} plans={} kinds={}",
             statistics.plans, statistics.kinds
         );
-        assert!(late <= early + early / 50, "{resident:?}");
+        // Thirty plans later. What plans are made with is freed, and lies between what others have in glibc's heaps: up to 2.2 % were
+        // seen, in jumps that become fewer. A page left behind by each of 1,500 steps would be more than a third.
+        assert!(late <= early + early / 25, "{resident:?}");
         assert!(statistics.kinds <= 8, "as many as are kept");
     });
 }
