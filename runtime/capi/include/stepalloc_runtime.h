@@ -339,7 +339,7 @@ StepallocStatus *stepalloc_session_find_batch(const StepallocSession *session,
                                               uint64_t max_mem,
                                               char **json);
 
-// Runs the model so many times on these inputs, and tells of each node that runs, in order: name, op, ms (of a run), output_bytes,
+// Runs the model `runs` times on these inputs, and tells of each node that runs, in order: name, op, ms (of a run), output_bytes,
 // scratch_bytes, in_place.
 //
 // # Safety

@@ -255,7 +255,7 @@ pub unsafe extern "C" fn stepalloc_session_find_batch(
     })
 }
 
-/// Runs the model so many times on these inputs, and tells of each node that runs, in order: name, op, ms (of a run), output_bytes,
+/// Runs the model `runs` times on these inputs, and tells of each node that runs, in order: name, op, ms (of a run), output_bytes,
 /// scratch_bytes, in_place.
 ///
 /// # Safety

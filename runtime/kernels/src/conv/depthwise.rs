@@ -214,7 +214,7 @@ impl<F: Fold> SimdOp for Plane<'_, F> {
     }
 }
 
-/// Folds the windows over all planes of an input, in scratch memory of so many elements for each core that takes part; `after` is called
+/// Folds the windows over all planes of an input, in scratch memory of `for_one` elements for each core that takes part; `after` is called
 /// with each plane of the output.
 pub fn planes<F: Fold + Sync>(
     (depthwise, fold): (&Depthwise, F),

@@ -2,10 +2,9 @@
 
 use super::{Quantum, check};
 use crate::quantize::to_bytes;
+use crate::quantized::look_up;
 use crate::{Call, Definition, Known, Operator, Reuse, Unclear, typed};
-use stepalloc_kernels::broadcast::{PARALLEL, PART};
 use stepalloc_tensor::{Type, axis};
-use stepalloc_threads as threads;
 
 /// What each byte becomes by a function of what it stands for.
 fn table(from: Quantum, to: Quantum, function: impl Fn(f32) -> f32) -> [u8; 256] {
@@ -49,15 +48,7 @@ impl Operator for Function {
             Some(_) => None,
             None => Some(call.input(0)?.bytes),
         };
-        let out = call.output(0)?.bytes;
-        let least = if out.len() < PARALLEL { usize::MAX } else { 1 };
-        threads::pieces(out, PART, least, &|part, out| match input {
-            Some(input) => {
-                let input = &input[part * PART..];
-                out.iter_mut().zip(input).for_each(|(out, &x)| *out = table[usize::from(x)]);
-            }
-            None => out.iter_mut().for_each(|out| *out = table[usize::from(*out)]),
-        });
+        look_up(&table, input, call.output(0)?.bytes);
         Ok(())
     }
 }

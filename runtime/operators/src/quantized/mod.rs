@@ -7,6 +7,8 @@ mod conv;
 mod product;
 mod table;
 
+pub(super) use table::look_up;
+
 use super::{Call, Definition, Known, Made, Operator, Unclear, integer, typed};
 use stepalloc_graph::Attributes;
 use stepalloc_kernels::{no, scales::Rounded};

@@ -36,15 +36,16 @@ impl Operator for Table {
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let (table, out) = (call.input(1)?, call.output(0)?);
         let table: &[u8; 256] = table.bytes.try_into().map_err(|_| "a table is not of 256 bytes")?;
-        // The output may be where the input is, and has its elements then.
-        let from = call.opt(0).map(|x| x.bytes);
-        let least = if out.bytes.len() < PARALLEL { usize::MAX } else { 1 };
-        threads::pieces(out.bytes, PART, least, &|number, out| match from {
-            Some(x) => {
-                out.iter_mut().zip(&x[number * PART..]).for_each(|(to, &x)| *to = table[usize::from(x)])
-            }
-            None => out.iter_mut().for_each(|x| *x = table[usize::from(*x)]),
-        });
+        look_up(table, call.opt(0).map(|x| x.bytes), out.bytes);
         Ok(())
     }
+}
+
+/// What each byte becomes by a table. The output has the input's bytes where there is no input.
+pub(crate) fn look_up(table: &[u8; 256], from: Option<&[u8]>, out: &mut [u8]) {
+    let least = if out.len() < PARALLEL { usize::MAX } else { 1 };
+    threads::pieces(out, PART, least, &|number, out| match from {
+        Some(x) => out.iter_mut().zip(&x[number * PART..]).for_each(|(to, &x)| *to = table[usize::from(x)]),
+        None => out.iter_mut().for_each(|x| *x = table[usize::from(*x)]),
+    });
 }
