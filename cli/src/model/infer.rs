@@ -47,7 +47,7 @@ plans, and what the process has besides. A run that would need more is an error 
 
 --max-rss counts all of the process, as VmHWM does: what it has once the model is read and planned (code, the graph, plans, weights that are
 copied already), weights that will be used where they lie in the file (64 KiB around each), those to be copied, packed factors and the
-largest of them as it was loaded (--prepacking), the arena, inputs, outputs, and 6 MiB and 1 MiB a thread for pages of code that the first
+largest of them as it was loaded (--prepacking), the arena, inputs, outputs, and 4 MiB and 1 MiB a thread for pages of code that the first
 run brings in, threads' stacks, and the buffers of matrix products. A run that would need more, or whose nodes' sizes depend on
 elements, is refused before inputs are made, with the figure of each part (rss_bytes and rss_parts in the JSON; rss_before_bytes is the
 most that the process had until then, and refused if it is more). What --profile, --report

@@ -11,7 +11,7 @@ use std::fmt;
 use stepalloc_runtime::Needs;
 
 /// What comes beside the parts, and for each thread.
-const MARGIN: u64 = 6 << 20;
+const MARGIN: u64 = 4 << 20;
 const MARGIN_OF_A_THREAD: u64 = 1 << 20;
 
 /// What the process has before a run.
