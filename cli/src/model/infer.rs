@@ -46,8 +46,8 @@ plans, and what the process has besides. A run that would need more is an error 
 --find-batch; nodes whose outputs' sizes depend on elements end it when they are reached.
 
 --max-rss counts all of the process, as VmHWM does: what it has once the model is read and planned (code, the graph, plans, weights that are
-copied already), weights that will be used where they lie in the file (64 KiB around each), those to be copied, packed factors and the
-largest of them as it was loaded (--prepacking), the arena, inputs, outputs, and 4 MiB and 1 MiB a thread for pages of code that the first
+copied already), weights that will be used where they lie in the file (64 KiB around each), those to be copied, packed weights and the
+largest of them as it was loaded (not with --no-prepacking), the arena, inputs, outputs, and 4 MiB and 1 MiB a thread for pages of code that the first
 run brings in, threads' stacks, and the buffers of matrix products. A run that would need more, or whose nodes' sizes depend on
 elements, is refused before inputs are made, with the figure of each part (rss_bytes and rss_parts in the JSON; rss_before_bytes is the
 most that the process had until then, and refused if it is more). What --profile, --report
@@ -114,9 +114,9 @@ pub(super) struct Arguments {
     /// Give every intermediate value memory of its own
     #[arg(long)]
     no_plan: bool,
-    /// Pack constant factors of matrix products once, instead of in every run
-    #[arg(long, conflicts_with = "max_mem")]
-    prepacking: bool,
+    /// Use weights where they lie in the file, which other processes share, instead of packing them once for faster runs
+    #[arg(long)]
+    no_prepacking: bool,
     /// Ask the system for huge pages where the arena is large enough
     #[arg(long)]
     huge_pages: bool,
@@ -352,7 +352,7 @@ impl Arguments {
     fn options(&self) -> Result<Options, String> {
         let options = Options::new()
             .memory_pattern(!self.no_plan)
-            .prepacking(self.prepacking)
+            .prepacking(!self.no_prepacking)
             .huge_pages(self.huge_pages)
             .compilation_num_threads(self.compilation_threads)
             .optimization(&self.passes.optimization()?);

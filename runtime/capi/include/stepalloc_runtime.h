@@ -208,7 +208,7 @@ StepallocStatus *stepalloc_options_new(StepallocOptions **options);
 // | compilation_num_threads | 0 | threads for what is done before the first run; 0: those of runs |
 // | arena_extend_strategy | kSameAsRequested | or kNextPowerOfTwo |
 // | max_mem | no limit | bytes for arenas, outputs and copied weights; a run that needs more is an error |
-// | prepacking | 0 | constant factors of matrix products are packed once |
+// | prepacking | 1 | constant weights are packed once |
 // | huge_pages | 0 | the system is asked for huge pages behind large arenas |
 // | plans | 16 | plans that are kept for sets of input types |
 //

@@ -104,6 +104,11 @@ pub trait Operator: Send + Sync {
         0
     }
 
+    /// The same where the input that it packs is packed.
+    fn packed_scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {
+        self.scratch(inputs, outputs)
+    }
+
     /// How it reads an input of these types that is worth packing once where it is constant; the call has it as
     /// [`Call::prepacked`] then, and no elements of the input.
     fn packs(&self, _inputs: &Known<'_>) -> Option<PackSpec> {

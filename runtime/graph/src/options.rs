@@ -106,10 +106,10 @@ impl Options {
         self
     }
 
-    /// Constant factors of matrix products are packed when they are first used, once for all sessions that have the same elements, and
-    /// not in every run; off by default. What was read of a mapped file for that goes back to the system, so that no more memory is
-    /// taken afterwards; but while the largest factor is packed, it is there twice. Products in graphs within nodes (Loop, Scan, If) pack
-    /// as they run, and so do all of a session with a limit.
+    /// Constant factors of matrix products and weights of convolutions are packed when they are first used, once for all sessions that
+    /// have the same elements, and not in every run; on by default. What was read of a mapped file for that goes back to the system, so
+    /// that no more memory is taken afterwards; but while the largest one is packed, it is there twice, and what is packed is not shared
+    /// with other processes, as pages of a file are. Graphs within nodes (Loop, Scan, If) and sessions with a limit do without.
     #[must_use]
     pub fn prepacking(mut self, on: bool) -> Self {
         self.sharing.packed = on;

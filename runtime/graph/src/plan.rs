@@ -32,13 +32,13 @@ pub struct Sharing {
     pub in_place: bool,
     /// Values that are not alive at the same time share memory; on by default. Off, every intermediate value can be read after a run.
     pub reuse: bool,
-    /// Constant factors of products are packed once, and not in every run. Off by default.
+    /// Constant factors of products and weights of convolutions are packed once. On by default.
     pub packed: bool,
 }
 
 impl Default for Sharing {
     fn default() -> Self {
-        Self { in_place: true, reuse: true, packed: false }
+        Self { in_place: true, reuse: true, packed: true }
     }
 }
 
@@ -455,7 +455,7 @@ impl<'g> Drafting<'g> {
         Some(Prepacked::new(spec, Arc::clone(tensor)))
     }
 
-    fn scratch(&self, node: &Node) -> usize {
+    fn scratch(&self, node: &Node, is_packed: bool) -> usize {
         let types: Vec<_> = inputs_of(node).map(|id| id.and_then(|id| self.types[id].as_ref())).collect();
         let views: Vec<_> = inputs_of(node).map(|id| small(self.known[id?].as_ref()?)).collect();
         // Outputs that nobody wants have no type here; operators ask for those they need.
@@ -466,6 +466,11 @@ impl<'g> Drafting<'g> {
             .map_while(|ty| ty)
             .collect();
         // What nothing could hold is an error when the arena is made, whatever is added to it before.
-        node.operator.scratch(&Known { types: &types, values: &views }, &made).min(isize::MAX as usize / 2)
+        let inputs = Known { types: &types, values: &views };
+        let bytes = match is_packed {
+            true => node.operator.packed_scratch(&inputs, &made),
+            false => node.operator.scratch(&inputs, &made),
+        };
+        bytes.min(isize::MAX as usize / 2)
     }
 }

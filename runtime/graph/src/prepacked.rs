@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::{Arc, OnceLock};
 use stepalloc_tensor::Tensor;
 
-/// How a product reads its right factor, a matrix of f32 row by row.
+/// How a product reads its right factor, a matrix of f32 row by row. The weights of a convolution are one, with a column for each filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PackSpec {
     /// The input that it is.
@@ -15,6 +15,8 @@ pub struct PackSpec {
     pub cols: usize,
     /// Whether the tensor has them the other way round.
     pub transposed: bool,
+    /// As many columns of each group are packed by themselves.
+    pub groups: usize,
 }
 
 /// A constant input of one node, and what its operator made of it when it was first needed.

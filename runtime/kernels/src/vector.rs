@@ -61,6 +61,18 @@ impl SimdUnaryOp<f32> for Gelu {
     }
 }
 
+/// x clip(x / 6 + 1/2, 0, 1).
+pub struct HardSwish {}
+
+impl SimdUnaryOp<f32> for HardSwish {
+    #[inline(always)]
+    fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
+        let ops = isa.f32();
+        let gate = ops.mul_add(x, ops.splat(1.0 / 6.0), ops.splat(0.5));
+        ops.mul(x, ops.min(ops.one(), ops.max(ops.zero(), gate)))
+    }
+}
+
 /// Natural logarithm, to 2 units in the last place.
 #[derive(Default)]
 pub struct Log {}

@@ -1,10 +1,15 @@
 //! Convolutions of real numbers, those that are fused with what follows them too.
 
+use super::matmul::layout;
 use super::sliding::sliding;
+use super::unary::Function;
 use super::{Call, Definition, Known, Made, Operator, Unclear};
+use stepalloc_graph::PackSpec;
 use stepalloc_kernels::activation::Activation;
+use stepalloc_kernels::conv::across::{self, Across, Filters as Panels};
 use stepalloc_kernels::conv::window::Sliding;
 use stepalloc_kernels::conv::{Done, Sizes, Way, convolve, finish, plainly, scratch, unrolled};
+use stepalloc_kernels::gemm::prepacked::{Layout, Packed};
 use stepalloc_kernels::no;
 use stepalloc_tensor::{DataType, Type, by_float};
 use stepalloc_threads as threads;
@@ -47,7 +52,8 @@ impl Filters {
 /// What is done with each element of f32 of a convolution that is fused with what follows it.
 enum Finish {
     Bounds(f32, f32),
-    Function(Activation),
+    Activation(Activation),
+    Function(Function),
 }
 
 impl Finish {
@@ -58,10 +64,24 @@ impl Finish {
             ("", _) => Ok(None),
             ("Clip", &[least, most]) => Ok(Some(Self::Bounds(least, most))),
             ("Relu", _) => Ok(Some(Self::Bounds(0.0, f32::INFINITY))),
+            // These are our own: see the pass conv-swish.
+            ("HardSwish", _) => Ok(Some(Self::Function(Function::HardSwish))),
+            ("Swish", &[alpha]) => Ok(Some(Self::Function(Function::Swish(alpha)))),
             (name, _) => {
                 let (mut alpha, mut beta) = (told.iter().copied(), told.iter().skip(1).copied());
-                Activation::new(name, &mut alpha, &mut beta).map(|function| Some(Self::Function(function)))
+                Activation::new(name, &mut alpha, &mut beta).map(|function| Some(Self::Activation(function)))
             }
+        }
+    }
+}
+
+impl Finish {
+    /// Of elements that are there; bounds are applied to sums.
+    fn apply(&self, part: &mut [f32]) {
+        match self {
+            Self::Bounds(..) => {}
+            Self::Activation(activation) => activation.apply(part),
+            Self::Function(function) => function.f32s(part),
         }
     }
 }
@@ -80,6 +100,20 @@ impl Conv {
         let finish = if is_fused { Finish::new(node)? } else { None };
         Ok(Self { filters: Filters::new(node)?, is_fused, finish })
     }
+
+    /// How it is computed with packed weights, where that is worth it.
+    fn across(&self, inputs: &Known<'_>) -> Option<(Sizes, Across)> {
+        let (x, w) = (inputs.opt(0)?, inputs.opt(1)?);
+        let sizes = self.filters.sizes(&x.shape, &w.shape).ok().filter(|_| x.dtype == DataType::F32)?;
+        let across = Across::new(&sizes)?;
+        Some((sizes, across))
+    }
+}
+
+/// Cores that share the work: none has less than a filter.
+fn cores(sizes: &Sizes) -> usize {
+    let filters = sizes.batch * sizes.group * sizes.to;
+    if sizes.is_small() { 1 } else { threads::for_runs().min(filters).max(1) }
 }
 
 impl Operator for Conv {
@@ -107,12 +141,20 @@ impl Operator for Conv {
         let (Some(x), Some(w)) = (inputs.opt(0), inputs.opt(1)) else { return 0 };
         let Ok(sizes) = self.filters.sizes(&x.shape, &w.shape) else { return 0 };
         if let Some(way) = Way::new(&sizes).filter(|_| x.dtype == DataType::F32) {
-            // No core would have less than a filter.
-            let filters = sizes.batch * sizes.group * sizes.to;
-            let cores = if sizes.is_small() { 1 } else { threads::for_runs().min(filters).max(1) };
-            return cores * way.scratch(&sizes) * size_of::<f32>();
+            return cores(&sizes) * way.scratch(&sizes) * size_of::<f32>();
         }
         by_float!(x.dtype, T => scratch::<T>(&sizes), 0)
+    }
+
+    fn packed_scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
+        let Some((sizes, across)) = self.across(inputs) else { return 0 };
+        cores(&sizes) * across.scratch(&sizes) * size_of::<f32>()
+    }
+
+    fn packs(&self, inputs: &Known<'_>) -> Option<PackSpec> {
+        let (sizes, _) = self.across(inputs)?;
+        let Layout { rows, cols, transposed, groups } = Across::layout(&sizes);
+        Some(PackSpec { input: 1, rows, cols, transposed, groups })
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -129,22 +171,27 @@ impl Operator for Conv {
                 unrolled(&sizes, out.elements(), (x.is_empty(), &plainly(&sizes, x.elements::<T>())), w.elements(), bias, scratch)
             }, Err(no(dtype)));
         }
-        let (out, x, w) = (out.elements::<f32>(), x.elements::<f32>(), w.elements::<f32>());
+        let (out, x) = (out.elements::<f32>(), x.elements::<f32>());
         let bias = bias.map(|bias| bias.elements::<f32>());
         let added = call.opt(3).filter(|_| self.is_fused).map(|added| added.elements::<f32>());
         let mut finish = finish::Finish { added, ..Default::default() };
         let mut function = None;
         match self.finish {
             Some(Finish::Bounds(least, most)) => (finish.least, finish.most) = (least, most),
-            Some(Finish::Function(activation)) => function = Some(activation),
-            None => {}
+            _ => function = self.finish.as_ref(),
         }
-        if let Some(way) = Way::new(&sizes) {
-            let apply = function.map(|function| move |_: usize, part: &mut [f32]| function.apply(part));
-            let done = apply.as_ref().map(|apply| apply as Done<'_>);
-            convolve((&way, &sizes), out, x, (w, bias), call.scratch_of(), (finish, done));
+        let apply = function.map(|function| move |_: usize, part: &mut [f32]| function.apply(part));
+        let done = apply.as_ref().map(|apply| apply as Done<'_>);
+        if let Some(prepacked) = call.prepacked {
+            let panels: &Packed<Panels> =
+                prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec)))?;
+            let across = Across::new(&sizes).ok_or("its weights are packed for other sizes")?;
+            let weights = (&**panels, bias);
+            across::convolve((&across, &sizes), out, x, weights, call.scratch_of(), (finish, done));
+        } else if let Some(way) = Way::new(&sizes) {
+            convolve((&way, &sizes), out, x, (w.elements(), bias), call.scratch_of(), (finish, done));
         } else {
-            unrolled(&sizes, out, (x.is_empty(), &plainly(&sizes, x)), w, bias, call.scratch())?;
+            unrolled(&sizes, out, (x.is_empty(), &plainly(&sizes, x)), w.elements(), bias, call.scratch())?;
             finish.apply(out);
             function.iter().for_each(|function| function.apply(out));
         }

@@ -3,7 +3,7 @@
 use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
 use smallvec::SmallVec;
 use stepalloc_graph::{Attributes, PackSpec, Prepacked};
-use stepalloc_kernels::gemm::prepacked::{Packed, PackedBMatrix};
+use stepalloc_kernels::gemm::prepacked::{Layout, Packed, PackedBMatrix};
 use stepalloc_kernels::{
     broadcast::{Walk, broadcast},
     gemm::{BiasVector, Matrix, PARALLEL, Panels, gemm_f32, gemm_packed, load_halves, product, product_of},
@@ -289,15 +289,19 @@ fn scale(dtype: DataType, elements: &mut [u8], number: f32) -> Result<(), String
 
 /// The packed matrix of a constant factor.
 fn matrix(prepacked: &Prepacked) -> Result<&PackedBMatrix<f32>, String> {
-    let pack = |tensor: &_, spec: PackSpec| Packed::of(tensor, [spec.rows, spec.cols], spec.transposed);
-    prepacked.packed(pack).map(Packed::matrix)
+    prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec))).map(|packed: &Packed<_>| &**packed)
+}
+
+/// How a packed input is read, for kernels.
+pub(super) fn layout(PackSpec { rows, cols, transposed, groups, .. }: PackSpec) -> Layout {
+    Layout { rows, cols, transposed, groups }
 }
 
 /// How input 1 is read, where a product of so many rows, columns, and so deep is one for which it is worth packing: a vector is
 /// multiplied without, and of few columns most of a panel would be empty.
 fn worth_packing(dtype: DataType, [m, n, k]: [usize; 3], transposed: bool) -> Option<PackSpec> {
     let is_worth = dtype == DataType::F32 && m > 1 && n >= 32 && n.saturating_mul(k) >= 1024;
-    is_worth.then_some(PackSpec { input: 1, rows: k, cols: n, transposed })
+    is_worth.then_some(PackSpec { input: 1, rows: k, cols: n, transposed, groups: 1 })
 }
 
 fn is_half(dtype: DataType) -> bool {

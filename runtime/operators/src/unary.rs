@@ -65,7 +65,8 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
 }
 
 /// Functions of real numbers.
-enum Function {
+#[derive(Clone, Copy)]
+pub(super) enum Function {
     Acos,
     Acosh,
     Asin,
@@ -178,7 +179,7 @@ macro_rules! compute {
 }
 
 impl Function {
-    fn f32s(&self, block: &mut [f32]) {
+    pub(super) fn f32s(&self, block: &mut [f32]) {
         match *self {
             Self::Ceil => vector::Ceil {}.map_mut(block),
             Self::Cos => vecmath::Cos::new().map_mut(block),
@@ -187,6 +188,7 @@ impl Function {
             Self::Exp => vecmath::Exp {}.map_mut(block),
             Self::Floor => vector::Floor {}.map_mut(block),
             Self::Gelu => vector::Gelu {}.map_mut(block),
+            Self::HardSwish => vector::HardSwish {}.map_mut(block),
             Self::TanhGelu => vecmath::ApproxGelu {}.map_mut(block),
             Self::Log => vector::Log {}.map_mut(block),
             Self::Mish => vector::Mish {}.map_mut(block),

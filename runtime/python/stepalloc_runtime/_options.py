@@ -53,7 +53,7 @@ _DEFAULTS: dict[str, Any] = {
     "max_mem": None,
     "arena_extend_strategy": "kSameAsRequested",
     "compilation_num_threads": 0,
-    "prepacking": False,
+    "prepacking": True,
     "huge_pages": False,
     "plans": 16,
     "disabled_optimizers": (),
@@ -113,7 +113,7 @@ class SessionOptions:
 
     - ``max_mem``: bytes that arenas, outputs and copied weights may have at one time; a run that needs more is an error.
     - ``arena_extend_strategy``: ``kSameAsRequested`` or ``kNextPowerOfTwo``. ``arenas``: :class:`Arenas` shared with other sessions.
-    - ``compilation_num_threads``: for what is done before the first run. ``prepacking``: constant factors are packed once.
+    - ``compilation_num_threads``: for what is done before the first run. ``prepacking``: constant weights are packed once.
     - ``huge_pages``: asked for behind large arenas. ``plans``: kept for so many sets of input types.
     - ``disabled_optimizers``: names of passes to leave out.
     """
@@ -166,8 +166,8 @@ class SessionOptions:
         self.__dict__[name] = value
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """``session.use_env_allocators`` (1: the arenas of ``create_and_register_allocator``), ``session.disable_prepacking`` (0:
-        factors are packed, as by ``prepacking``)."""
+        """``session.use_env_allocators`` (1: the arenas of ``create_and_register_allocator``), ``session.disable_prepacking`` (1:
+        weights are not packed, as without ``prepacking``)."""
         _entry(_ENTRIES, key, value, "session")
         self.__dict__["_entries"][key] = value
         if key == "session.disable_prepacking":

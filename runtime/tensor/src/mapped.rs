@@ -170,9 +170,14 @@ pub struct Order {
 impl Order {
     const AS_IT_IS: Self = Self { groups: 1, blocks: &[0] };
 
+    /// Bytes of a block of so many bytes.
+    fn block(self, bytes: usize) -> usize {
+        bytes / self.groups / self.blocks.len()
+    }
+
     /// Fills a place block by block: `fill` is told where each begins in what it comes from.
     pub(crate) fn fill(self, place: &mut [u8], fill: impl Fn(usize, &mut [u8])) {
-        let length = place.len() / self.groups / self.blocks.len();
+        let length = self.block(place.len());
         for (group, place) in place.chunks_exact_mut(length * self.blocks.len()).enumerate() {
             for (block, place) in self.blocks.iter().zip(place.chunks_exact_mut(length)) {
                 fill((group * self.blocks.len() + block) * length, place);
@@ -234,6 +239,11 @@ impl Copied {
 
     /// Reads it into as many bytes, without keeping a copy.
     pub(crate) fn read(&self, place: &mut [u8]) {
+        self.read_part(0, place);
+    }
+
+    /// The same of a part that begins there.
+    pub(crate) fn read_part(&self, begin: usize, place: &mut [u8]) {
         let file = self.file.upgrade();
         let read = |from: usize, place: &mut [u8]| {
             let read =
@@ -243,7 +253,16 @@ impl Copied {
                 place.copy_from_slice(&self.bytes[from..][..place.len()]);
             }
         };
-        self.order.fill(place, read);
+        let (Order { blocks, .. }, length) = (self.order, self.order.block(self.bytes.len()));
+        let (mut at, mut place) = (begin, place);
+        while !place.is_empty() {
+            let (block, within) = (at / length, at % length);
+            let source = (block / blocks.len() * blocks.len() + blocks[block % blocks.len()]) * length;
+            let (here, rest) = place.split_at_mut((length - within).min(place.len()));
+            read(source + within, here);
+            at += here.len();
+            place = rest;
+        }
     }
 
     /// The bytes in the file, if they are copied in its order.
@@ -336,5 +355,34 @@ mod tests {
         file.write_all(&[7; 1 << 16]).expect("it is written");
         let after = open(file.path()).expect("mapped");
         assert_eq!((before.len(), after.len(), after[1 << 16]), (1 << 16, 1 << 17, 7));
+    }
+
+    #[test]
+    fn pieces_of_a_tensor_leave_nothing_behind() {
+        const ORDER: Order = Order { groups: 2, blocks: &[2, 0, 3, 1] };
+        let file = file(4 << 20);
+        let bytes = open(file.path()).expect("mapped");
+        let (odd, lent) = (tensor(bytes.slice(1..4_000_001)), tensor(bytes.slice(64..4_000_064)));
+        let turned = odd.reordered(ORDER);
+        for (tensor, wanted) in [(&odd, &bytes[1..4_000_001]), (&lent, &bytes[64..4_000_064]), (&turned, &[])]
+        {
+            for length in [4_000_000, 999_996, 64] {
+                let mut pieces = Vec::new();
+                tensor.pieces(length, &mut |begin, piece| {
+                    assert_eq!((begin, piece.len()), (pieces.len(), length.min(4_000_000 - begin)));
+                    pieces.extend_from_slice(piece);
+                });
+                assert_eq!(tensor.own_bytes(), 0, "no copy stays");
+                match wanted {
+                    [] => assert!(turned.in_passing().is_some_and(|read| read.view().bytes == pieces)),
+                    wanted => assert!(pieces == wanted),
+                }
+            }
+        }
+        settle(&bytes);
+        lent.pieces(1 << 20, &mut |_, _| {});
+        assert!(resident(bytes.as_ptr()) <= 64 << 10, "pages go back");
+        assert!(odd.is_alike(&odd.reordered(Order { groups: 1, blocks: &[0] })) && !odd.is_alike(&lent));
+        assert!(!turned.is_alike(&odd) && turned.is_alike(&turned));
     }
 }

@@ -375,6 +375,61 @@ impl Tensor {
         }
     }
 
+    /// Its bytes, so many at a time, and the index of the first of them: of what is to be copied from a file and was not yet no copy
+    /// stays, and pages of a mapped file go back to the system.
+    pub fn pieces(&self, length: usize, each: &mut dyn FnMut(usize, &[u8])) {
+        let copied = match &self.memory {
+            Memory::Copied(copied) if !copied.is_there() => copied,
+            _ => {
+                for (number, piece) in self.view().bytes.chunks(length).enumerate() {
+                    each(number * length, piece);
+                    if self.is_lent() {
+                        crate::mapped::settle_part(piece);
+                    }
+                }
+                return;
+            }
+        };
+        let bytes = self.ty.bytes();
+        let mut lines = vec![Line::default(); length.min(bytes).div_ceil(ALIGNMENT)];
+        for begin in (0..bytes).step_by(length) {
+            let piece = &mut bytemuck::cast_slice_mut(&mut lines)[..length.min(bytes - begin)];
+            copied.read_part(begin, piece);
+            each(begin, piece);
+        }
+    }
+
+    /// Whether it has the same bytes as another one, which are looked at as by [`Tensor::pieces`].
+    pub fn is_alike(&self, other: &Self) -> bool {
+        const PIECE: usize = 1 << 18;
+        let (mut is_alike, mut read) = (self.ty.bytes() == other.ty.bytes(), Vec::new());
+        if !is_alike {
+            return false;
+        }
+        self.pieces(PIECE, &mut |begin, piece| {
+            if !is_alike {
+                return;
+            }
+            let end = begin + piece.len();
+            is_alike = match &other.memory {
+                Memory::Copied(copied) if !copied.is_there() => {
+                    read.resize(piece.len(), 0);
+                    copied.read_part(begin, &mut read);
+                    read == piece
+                }
+                _ => {
+                    let there = &other.view().bytes[begin..end];
+                    let equal = there == piece;
+                    if other.is_lent() {
+                        crate::mapped::settle_part(there);
+                    }
+                    equal
+                }
+            };
+        });
+        is_alike
+    }
+
     /// Halves as f32; `None` of other types.
     pub fn widened(&self) -> Option<Self> {
         let read = self.in_passing();

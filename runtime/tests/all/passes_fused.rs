@@ -221,6 +221,23 @@ fn activations_become_part_of_a_convolution() {
 }
 
 #[test]
+fn swishes_become_part_of_a_convolution() {
+    for (op, opset) in [("HardSwish", 14), ("Swish", 24)] {
+        let x = Sketch::new(opset).input("x", &[3, 2, 5, 5]);
+        let sketch = || conv_of(x.clone(), "x", true, 1).node(op, "c", "y").output("y");
+        assert_eq!(sketch().left(&["conv-swish"]), ["FusedConv"], "{op}");
+        assert_eq!(
+            sketch().left(&["conv-activation"]),
+            ["Conv", op],
+            "models that are written have it apart"
+        );
+    }
+    let x = Sketch::new(17).input("x", &[3, 2, 5, 5]);
+    let silu = conv_of(x, "x", true, 1).node("Sigmoid", "c", "s").node("Mul", "c s", "y").output("y");
+    assert_eq!(silu.left(&["quick-gelu", "conv-swish"]), ["FusedConv"]);
+}
+
+#[test]
 fn a_sum_of_the_same_shape_becomes_part_of_a_convolution() {
     let passes = ["conv-sum", "conv-activation"];
     let same = || conv(true, 1).input("z", &[3, 4, 5, 5]);

@@ -507,10 +507,10 @@ fn packed_factors_take_the_place_of_the_file_s_pages() {
             let elements = outputs[0].1.view().elements::<f32>().to_vec();
             (elements, resident(&file))
         };
-        let (packed, resident) = product(Options::new().prepacking(true));
+        let (packed, resident) = product(Options::new());
         assert!(resident <= 256 << 10, "{resident} bytes of the file are in memory");
-        let (plain, _) = product(Options::new());
-        let (limited, _) = product(Options::new().prepacking(true).max_mem(64 << 20));
+        let (plain, _) = product(Options::new().prepacking(false));
+        let (limited, _) = product(Options::new().max_mem(64 << 20));
         assert_eq!(packed, plain);
         assert_eq!(packed, limited);
         assert!(

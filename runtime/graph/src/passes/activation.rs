@@ -48,31 +48,61 @@ fn sum_at(editor: &mut Editor, at: usize) -> Option<()> {
 }
 
 pub(super) fn run(editor: &mut Editor) -> usize {
+    each(editor, common)
+}
+
+/// HardSwish and x * sigmoid(a x), which com.microsoft's FusedConv does not have.
+pub(super) fn swish(editor: &mut Editor) -> usize {
+    each(editor, own)
+}
+
+/// An activation's name and numbers, as FusedConv is told them.
+type Told = (&'static str, Vec<f32>);
+
+fn each(editor: &mut Editor, told: fn(&Editor, &Node) -> Option<Told>) -> usize {
     let mut changed = 0;
     for at in editor.places() {
-        changed += usize::from(fuse(editor, at).is_some());
+        changed += usize::from(fuse(editor, at, told).is_some());
     }
     changed
 }
 
-fn fuse(editor: &mut Editor, at: usize) -> Option<()> {
-    let node = editor.node(at).filter(|node| node.domain.is_empty())?;
-    let (id, output) = (node.input(0)?, node.output()?);
+fn own(_: &Editor, node: &Node) -> Option<Told> {
+    let alpha = |usual: f32| node.attributes.float("alpha", usual);
+    match (node.domain.as_str(), node.op_type.as_str()) {
+        ("", "HardSwish") => Some(("HardSwish", Vec::new())),
+        ("", "Swish") => Some(("Swish", vec![alpha(1.0)])),
+        ("com.microsoft", "QuickGelu") => Some(("Swish", vec![alpha(1.702)])),
+        _ => None,
+    }
+}
+
+fn common(editor: &Editor, node: &Node) -> Option<Told> {
+    if !node.domain.is_empty() {
+        return None;
+    }
     let float = |name: &str, usual: f32| node.attributes.float(name, usual);
-    let parameters = match node.op_type.as_str() {
-        "Relu" | "Sigmoid" | "Tanh" => Vec::new(),
-        "LeakyRelu" => vec![float("alpha", 0.01)],
-        "HardSigmoid" => vec![float("alpha", 0.2), float("beta", 0.5)],
+    Some(match node.op_type.as_str() {
+        "Relu" => ("Relu", Vec::new()),
+        "Sigmoid" => ("Sigmoid", Vec::new()),
+        "Tanh" => ("Tanh", Vec::new()),
+        "LeakyRelu" => ("LeakyRelu", vec![float("alpha", 0.01)]),
+        "HardSigmoid" => ("HardSigmoid", vec![float("alpha", 0.2), float("beta", 0.5)]),
         "Clip" => {
             let (least, most) = bounds(editor, node)?;
-            vec![least, most]
+            ("Clip", vec![least, most])
         }
         _ => return None,
-    };
-    let activation = node.op_type.clone();
+    })
+}
+
+fn fuse(editor: &mut Editor, at: usize, told: fn(&Editor, &Node) -> Option<Told>) -> Option<()> {
+    let node = editor.node(at)?;
+    let (id, output) = (node.input(0)?, node.output()?);
+    let (activation, parameters) = told(editor, node)?;
     let (place, node) = convolution(editor, id, at)?;
     let mut node = fused(node);
-    node.attributes.0.insert("activation".into(), Attribute::String(activation.into_bytes()));
+    node.attributes.0.insert("activation".into(), Attribute::String(activation.into()));
     if !parameters.is_empty() {
         node.attributes.0.insert("activation_params".into(), Attribute::Floats(parameters));
     }

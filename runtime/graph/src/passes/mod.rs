@@ -140,6 +140,11 @@ pub const PASSES: &[Pass] = &[
     ),
     extended("conv-activation", "an activation after Conv becomes part of it (FusedConv)", activation::run),
     in_sessions(
+        "conv-swish",
+        "HardSwish and x * sigmoid(a x) after Conv become part of it",
+        activation::swish,
+    ),
+    in_sessions(
         "attention",
         "MatMul, Softmax and MatMul become ScaledDotProductAttention, with scale, mask and transpositions",
         attention::run,

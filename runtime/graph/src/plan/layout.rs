@@ -151,7 +151,8 @@ impl Drafting<'_> {
                     output: outputs.get(&id).copied(),
                 });
             }
-            let scratch = self.scratch(node);
+            let prepacked = self.prepacked(node);
+            let scratch = self.scratch(node, prepacked.is_some());
             if scratch > 0 {
                 scratches.push((steps.len(), at, scratch));
             }
@@ -159,7 +160,7 @@ impl Drafting<'_> {
                 node: index,
                 in_place,
                 scratch: (0, scratch),
-                prepacked: self.prepacked(node),
+                prepacked,
                 on_heap: false,
                 drops: Vec::new(),
                 appends: None,

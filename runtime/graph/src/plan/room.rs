@@ -196,7 +196,10 @@ impl Plan {
                 if let Some((number, step)) = step {
                     let views: Vec<_> = tensors.iter().map(|known| super::small(known.as_ref()?)).collect();
                     let inputs = Known { types: &types, values: &views };
-                    let scratch = node.operator.scratch(&inputs, &made);
+                    let scratch = match step.prepacked {
+                        Some(_) => node.operator.packed_scratch(&inputs, &made),
+                        None => node.operator.scratch(&inputs, &made),
+                    };
                     let packs = || node.operator.packs(&Known { types: &types, values: &[] });
                     let written_over = step.in_place.map(|input| types[input].map(Type::bytes));
                     let holds = scratch <= step.scratch.1

@@ -1,14 +1,17 @@
 //! Windows of f32 that are folded channel by channel, in one or two dimensions: convolutions whose channels have filters of their own, and
 //! pools.
 //!
-//! A plane is laid out with its padding in scratch memory, of a row each phase of the stride by itself, so that an element of the
-//! window is as far from one place as from any other. Vectors lie along rows; a few of them stay in registers while the window goes by.
+//! Vectors lie along rows; a few of them, one below the other, stay in registers while the window goes by. They are loaded from the input
+//! where it is, through masks that leave out what lies beyond its edges; with a stride of 2 every place is computed, and every second
+//! one taken. Where a window or stride is too wide for that, or loads through masks are slow, a plane is laid out with its padding in
+//! scratch memory first, of a row each phase of the stride by itself, so that an element of the window is as far from one place as from
+//! any other.
 
 use crate::conv::Sizes;
 use crate::conv::direct::{POINT, copy_row};
-use crate::conv::finish::Finish;
+use crate::conv::finish::{Finish, First};
 use crate::conv::window::{Axis, Window};
-use rten_simd::ops::{BitOps, NumOps};
+use rten_simd::ops::{BitOps, MaskOps, NumOps};
 use rten_simd::{Isa, SimdOp};
 use std::ops::Range;
 use stepalloc_threads as threads;
@@ -19,6 +22,8 @@ const VECTORS: usize = 4;
 const WIDEST: usize = 64;
 /// Strides along rows at most.
 const STRIDE: usize = 4;
+/// Strides along rows at most where the input is not laid out.
+const STEPS: usize = 2;
 /// Elements that are laid out at a time, if not only one row is computed from them: what the first caches hold.
 const BAND: usize = 64 << 10;
 
@@ -174,6 +179,18 @@ impl Fold for Largest {
     }
 }
 
+/// Every second element of a vector, from the first one on, in its first half.
+#[inline(always)]
+fn every_second<I: Isa>(isa: I, x: I::F32) -> I::F32 {
+    let ops = isa.f32();
+    let (mut all, mut taken) = ([0.0; WIDEST], [0.0; WIDEST]);
+    ops.store(x, &mut all);
+    for (to, pair) in taken.iter_mut().zip(all.chunks_exact(2)).take(ops.len() / 2) {
+        *to = pair[0];
+    }
+    ops.load(&taken)
+}
+
 /// One channel.
 pub struct Plane<'a, F> {
     /// Where things are.
@@ -198,6 +215,16 @@ impl<F: Fold> SimdOp for Plane<'_, F> {
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
         let Self { depthwise, x, fold, finish, out, scratch, is_first } = self;
+        // Other machines' vectors are loaded through masks element by element.
+        let has_masks = cfg!(target_arch = "x86_64") && isa.f32().len() > 4;
+        if has_masks && depthwise.horizontal.stride <= STEPS {
+            match depthwise.horizontal.kernel {
+                2 => return depthwise.unlaid::<I, F, 2>(isa, x, (fold, finish), out),
+                3 => return depthwise.unlaid::<I, F, 3>(isa, x, (fold, finish), out),
+                5 => return depthwise.unlaid::<I, F, 5>(isa, x, (fold, finish), out),
+                _ => {}
+            }
+        }
         let elements = depthwise.vertical.kernel * depthwise.horizontal.kernel;
         let (laid, offsets) = scratch.split_at_mut(scratch.len() - elements);
         let offsets: &mut [u32] = bytemuck::cast_slice_mut(offsets);
@@ -238,11 +265,68 @@ pub fn planes<F: Fold + Sync>(
 }
 
 impl Depthwise {
+    /// All of a plane, from the input where it is, where a window has `K` columns.
+    #[inline(always)]
+    fn unlaid<I: Isa, F: Fold, const K: usize>(
+        &self,
+        isa: I,
+        x: &[f32],
+        (fold, finish): (F, Finish<'_>),
+        out: &mut [f32],
+    ) {
+        let (ops, down, right) = (isa.f32(), &self.vertical, &self.horizontal);
+        let span = ops.len() / right.stride;
+        let numbers: [f32; WIDEST] = std::array::from_fn(|number| number as f32);
+        let numbers = ops.load(&numbers);
+        for column in (0..right.output).step_by(span) {
+            // How far from its row's begin each column of the window meets the input, and which elements of a vector are within it.
+            let mut taps = [(0, ops.first_n_mask(0)); K];
+            for (number, tap) in taps.iter_mut().enumerate() {
+                let at = (column * right.stride + number * right.dilation) as isize - right.begin as isize;
+                let bounds = [-at, right.input as isize - at].map(|at| at.clamp(-1, WIDEST as isize) as f32);
+                let (begin, end) = (ops.splat(bounds[0]), ops.splat(bounds[1]));
+                *tap = (at, isa.m32().and(ops.ge(numbers, begin), ops.lt(numbers, end)));
+            }
+            let first = First::new(isa, span.min(right.output - column));
+            for top in (0..down.output).step_by(VECTORS) {
+                let rows = VECTORS.min(down.output - top);
+                let mut sums = [ops.splat(fold.start()); VECTORS];
+                for number in 0..down.kernel {
+                    let mut weights = [ops.zero(); K];
+                    for (tap, weight) in weights.iter_mut().enumerate() {
+                        *weight = ops.splat(fold.weight(number * K + tap));
+                    }
+                    for (row, sum) in sums.iter_mut().enumerate() {
+                        let at = (top + row) * down.stride + number * down.dilation;
+                        let Some(at) = at.checked_sub(down.begin).filter(|&at| at < down.input) else {
+                            continue;
+                        };
+                        let met = &x[at * right.input..][..right.input];
+                        for ((at, mask), weight) in taps.into_iter().zip(weights) {
+                            // SAFETY: the mask is set only for elements that are within the row.
+                            let mut x = unsafe { ops.load_ptr_mask(met.as_ptr().wrapping_offset(at), mask) };
+                            if F::PADDING != 0.0 {
+                                x = ops.select(x, ops.splat(F::PADDING), mask);
+                            }
+                            *sum = F::take(isa, *sum, x, weight);
+                        }
+                    }
+                }
+                for (row, sum) in sums.into_iter().enumerate().take(rows) {
+                    let sum = if right.stride == 1 { sum } else { every_second(isa, sum) };
+                    finish.store(isa, sum, out, (top + row) * right.output + column, first);
+                }
+            }
+        }
+    }
+
     /// Lays out what some rows of the output meet. Elements that are padding along rows are there already.
     #[inline(always)]
     fn lay<I: Isa>(&self, isa: I, x: &[f32], rows: Range<usize>, laid: &mut [f32], padding: f32) {
         let (ops, down, right) = (isa.f32(), &self.vertical, &self.horizontal);
         let row = self.row();
+        let wanted = right.input.min(self.pitch.saturating_sub(right.begin));
+        let rest = First::new(isa, wanted % ops.len());
         for number in 0..self.rows(rows.len()) {
             let at =
                 (rows.start * down.stride + number).checked_sub(down.begin).filter(|&at| at < down.input);
@@ -256,18 +340,13 @@ impl Depthwise {
                 phases.enumerate().for_each(|(phase, to)| copy_row(right, phase, from, to, padding));
                 continue;
             }
-            let from = &from[..right.input.min(self.pitch - right.begin)];
-            let to = &mut laid[number * row + right.begin..];
-            let mut vectors = from.chunks_exact(ops.len());
-            let mut done = 0;
-            for from in &mut vectors {
-                ops.store(ops.load(from), &mut to[done..]);
-                done += ops.len();
+            let to = &mut laid[number * row + right.begin..][..wanted];
+            let (mut vectors, mut places) =
+                (from[..wanted].chunks_exact(ops.len()), to.chunks_exact_mut(ops.len()));
+            for (from, to) in vectors.by_ref().zip(&mut places) {
+                ops.store(ops.load(from), to);
             }
-            let (last, mask) = ops.load_pad(vectors.remainder());
-            let to = &mut to[done..][..vectors.remainder().len()];
-            // SAFETY: there is room for as many elements as the mask has.
-            unsafe { ops.store_ptr_mask(last, to.as_mut_ptr(), mask) };
+            rest.store(isa, rest.load(isa, vectors.remainder()), places.into_remainder());
         }
     }
 
@@ -283,6 +362,8 @@ impl Depthwise {
     ) {
         let ops = isa.f32();
         let (width, lanes, down) = (self.horizontal.output, ops.len(), self.vertical.stride * self.row());
+        let (whole, rest) = (First::new(isa, lanes), First::new(isa, width % lanes));
+        let reach = offsets.iter().max().map_or(0, |&most| most as usize + lanes);
         let (mut row, mut column) = (0, 0);
         while row * width < range.len() {
             // Where vectors begin, in what is laid out and in the output, and how many elements of the latter they are.
@@ -297,15 +378,20 @@ impl Depthwise {
                     (row, column) = (row + 1, 0);
                 }
             }
+            assert!(places.iter().all(|place| place.0 + reach <= laid.len()), "all windows are laid out");
             let mut sums = [ops.splat(fold.start()); VECTORS];
             for (at, &offset) in offsets.iter().enumerate() {
                 let weight = ops.splat(fold.weight(at));
                 for (sum, (from, _, _)) in sums.iter_mut().zip(places) {
-                    *sum = F::take(isa, *sum, ops.load(&laid[from + offset as usize..]), weight);
+                    // SAFETY: as many elements are there, see above.
+                    let x = unsafe { ops.load_ptr(laid.as_ptr().add(from + offset as usize)) };
+                    *sum = F::take(isa, *sum, x, weight);
                 }
             }
             for (sum, (_, to, count)) in sums.into_iter().zip(places) {
-                finish.store(isa, sum, out, to..to + count);
+                if count > 0 {
+                    finish.store(isa, sum, out, to, if count < lanes { rest } else { whole });
+                }
             }
         }
     }

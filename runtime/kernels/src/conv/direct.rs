@@ -403,11 +403,13 @@ pub fn products<I: Isa, const F: usize, const V: usize>(
 ) -> [[I::F32; V]; F] {
     let ops = isa.f32();
     let mut sums = [[ops.zero(); V]; F];
-    let w = w.map(|w| &w[..panel.len() / (V * ops.len())]);
+    let depth = panel.len() / (V * ops.len());
+    let w = w.map(|w| &w[..depth]);
     for (k, xs) in panel.chunks_exact(V * ops.len()).enumerate() {
         let xs: [I::F32; V] = ops.load_many(xs);
         for f in 0..F {
-            let w = ops.splat(w[f][k]);
+            // SAFETY: there are as many weights as the panel has rows.
+            let w = ops.splat(unsafe { *w[f].get_unchecked(k) });
             for v in 0..V {
                 sums[f][v] = ops.mul_add(xs[v], w, sums[f][v]);
             }

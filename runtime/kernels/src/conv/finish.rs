@@ -2,7 +2,6 @@
 
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
-use std::ops::Range;
 
 /// What becomes of each sum: something is added, and it is brought within bounds.
 #[derive(Clone, Copy)]
@@ -64,26 +63,57 @@ impl<'a> Finish<'a> {
         unsafe { ops.store_ptr_mask(bounded(isa, sums, bounds), rest.as_mut_ptr(), mask) };
     }
 
-    /// Stores a vector's first sums at some indices, at most as many as it has.
+    /// Stores a vector's first sums from an index on.
     #[inline(always)]
-    pub(super) fn store<I: Isa>(&self, isa: I, sums: I::F32, out: &mut [f32], places: Range<usize>) {
+    pub(super) fn store<I: Isa>(&self, isa: I, sums: I::F32, out: &mut [f32], at: usize, first: First<I>) {
         let ops = isa.f32();
-        let count = places.len();
         let mut sums = sums;
         if let Some(added) = self.added {
-            let added = &added[places.clone()];
-            let added = if count < ops.len() { ops.load_pad(added).0 } else { ops.load(added) };
-            sums = ops.add(sums, added);
+            sums = ops.add(sums, first.load(isa, &added[at..]));
         }
-        let (least, most) = (ops.splat(self.least), ops.splat(self.most));
-        let bounded = bounded::<I>(isa, sums, (least, most));
-        let out = &mut out[places];
-        if count < ops.len() {
-            // SAFETY: there is room for as many elements as the mask has.
-            unsafe { ops.store_ptr_mask(bounded, out.as_mut_ptr(), ops.first_n_mask(count)) };
-        } else {
-            ops.store(bounded, out);
+        let bounds = (ops.splat(self.least), ops.splat(self.most));
+        first.store(isa, bounded(isa, sums, bounds), &mut out[at..]);
+    }
+}
+
+/// The first elements of vectors. Its mask takes long to make, and is made once.
+#[derive(Clone, Copy)]
+pub(super) struct First<I: Isa> {
+    count: usize,
+    mask: I::M32,
+}
+
+impl<I: Isa> First<I> {
+    /// So many, at most a vector.
+    #[inline(always)]
+    pub fn new(isa: I, count: usize) -> Self {
+        let ops = isa.f32();
+        let count = count.min(ops.len());
+        Self { count, mask: ops.first_n_mask(count) }
+    }
+
+    /// Of a slice that has as many; the others are 0.
+    #[inline(always)]
+    pub fn load(self, isa: I, from: &[f32]) -> I::F32 {
+        let ops = isa.f32();
+        if self.count == ops.len() {
+            return ops.load(from);
         }
+        let from = &from[..self.count];
+        // SAFETY: there are as many elements as the mask has.
+        unsafe { ops.load_ptr_mask(from.as_ptr(), self.mask) }
+    }
+
+    /// To a slice that has room for as many.
+    #[inline(always)]
+    pub fn store(self, isa: I, x: I::F32, to: &mut [f32]) {
+        let ops = isa.f32();
+        if self.count == ops.len() {
+            return ops.store(x, to);
+        }
+        let to = &mut to[..self.count];
+        // SAFETY: there is room for as many elements as the mask has.
+        unsafe { ops.store_ptr_mask(x, to.as_mut_ptr(), self.mask) };
     }
 }
 

@@ -1,10 +1,12 @@
 //! Convolutions of real numbers, and of bytes with scales and zero points ([`quantized`]).
 //!
-//! Those of f32 in one or two dimensions are computed in place ([`direct`], and [`depthwise`] where channels have filters of their own),
-//! or place by place where there are few ([`dot`], and [`columns`] for many images). The others are products of matrices: the input is
+//! Those of f32 in one or two dimensions are computed in place ([`direct`], [`across`] where constant weights can be packed, and
+//! [`depthwise`] where channels have filters of their own), or place by place where there are few ([`dot`], and [`columns`] for many
+//! images). The others are products of matrices: the input is
 //! unrolled into scratch memory, row by row rather than element by element, for some rows of the output at a time, so that what is
 //! unrolled is still in a cache when it is multiplied.
 
+pub mod across;
 mod columns;
 pub mod depthwise;
 mod direct;
@@ -213,6 +215,59 @@ pub fn convolve(
             );
         }
     };
+    by_groups(sizes, out, (scratch, for_one), &|Share {
+                                                    next,
+                                                    image_group,
+                                                    within,
+                                                    out,
+                                                    scratch,
+                                                    is_first,
+                                                }| {
+        let count = out.len() / places;
+        let filter = image_group % sizes.group * to + within;
+        let done = done.map(|done| move |index: usize, part: &mut [f32]| done(next * places + index, part));
+        let part = Part {
+            sizes,
+            x: &x[image_group * image..][..image],
+            w: &w[filter * depth..][..count * depth],
+            bias: bias.map(|bias| &bias[filter..][..count]),
+            out,
+            scratch,
+            is_first,
+            finish: finish.from(next * places),
+            done: done.as_ref().map(|done| done as Done<'_>),
+        };
+        match each {
+            Each::Direct(frame) => Direct { frame, part }.dispatch(),
+            Each::Dots => Dots(part).dispatch(),
+        }
+    });
+}
+
+/// Some filters of a group over one image, which a core computes.
+struct Share<'a> {
+    /// The number of its first plane in the output.
+    next: usize,
+    /// The number of the group among those of all images.
+    image_group: usize,
+    /// The first filter in the group.
+    within: usize,
+    /// Planes of the output, as many as there are filters.
+    out: &'a mut [f32],
+    /// Of the core, of which nobody took any before if `is_first`.
+    scratch: &'a mut [f32],
+    is_first: bool,
+}
+
+/// Filters of all groups of all images, shared out evenly among as many cores as there is scratch memory for.
+fn by_groups(
+    sizes: &Sizes,
+    out: &mut [f32],
+    (scratch, for_one): (&mut [f32], usize),
+    compute: &(dyn Fn(Share<'_>) + Sync),
+) {
+    let (places, to) = (sizes.window.output(), sizes.to);
+    let cores = if sizes.is_small() { 1 } else { (scratch.len() / for_one).max(1) };
     let share = (out.len() / places).div_ceil(cores);
     threads::pieces_of_two((out, share * places), (scratch, for_one), 1, &|number, out, scratch| {
         let first = number * share;
@@ -220,25 +275,9 @@ pub fn convolve(
         while !out.is_empty() {
             let (image_group, within) = (next / to, next % to);
             let count = (to - within).min(out.len() / places);
-            let filter = image_group % sizes.group * to + within;
             let (here, rest) = std::mem::take(&mut out).split_at_mut(count * places);
-            let done =
-                done.map(|done| move |index: usize, part: &mut [f32]| done(next * places + index, part));
-            let part = Part {
-                sizes,
-                x: &x[image_group * image..][..image],
-                w: &w[filter * depth..][..count * depth],
-                bias: bias.map(|bias| &bias[filter..][..count]),
-                out: here,
-                scratch: &mut *scratch,
-                is_first: next == first,
-                finish: finish.from(next * places),
-                done: done.as_ref().map(|done| done as Done<'_>),
-            };
-            match each {
-                Each::Direct(frame) => Direct { frame, part }.dispatch(),
-                Each::Dots => Dots(part).dispatch(),
-            }
+            let scratch = &mut *scratch;
+            compute(Share { next, image_group, within, out: here, scratch, is_first: next == first });
             (out, next) = (rest, next + count);
         }
     });
@@ -324,6 +363,9 @@ pub fn plainly<T: Number>(sizes: &Sizes, x: &[T]) -> impl Fn(usize, Range<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gemm::prepacked::Pack;
+    use across::{Across, Filters};
+    use stepalloc_tensor::Tensor;
     use window::tests::axis;
 
     /// Numbers that are exact in every order of summing.
@@ -352,6 +394,11 @@ mod tests {
             (1, 150, 27, 1, square([7, 1, 1, 1, 0, 0])),
             (1, 33, 31, 1, square([14, 3, 1, 1, 0, 0])),
             (1, 70, 5, 1, square([13, 2, 1, 1, 0, 0])),
+            (2, 40, 24, 2, square([9, 3, 2, 1, 1, 1])),
+            (1, 20, 70, 1, square([13, 3, 1, 2, 2, 2])),
+            (1, 60, 130, 1, square([4, 2, 1, 1, 1, 0])),
+            (1, 130, 49, 1, square([20, 1, 3, 1, 0, 0])),
+            (2, 50, 17, 1, vec![axis([70, 5, 3, 1, 4, 1])]),
         ] {
             let window = Window::new(axes.into_iter().collect());
             let sizes = Sizes { batch, from, to, group, window };
@@ -398,6 +445,33 @@ mod tests {
                 convolve((way, &sizes), &mut made, &x, weights, &mut scratch, (finish, None));
                 let finished = expected.iter().zip(&added).map(|(x, added)| (x + added).clamp(-90.0, 100.0));
                 assert!(made.iter().copied().eq(finished), "{:?}, {cores} cores", sizes.window);
+            }
+            let Some(across) = Across::new(&sizes) else { continue };
+            let filters = Tensor::from_elements([w.len()], &w).expect("as many as the shape says");
+            let filters = Filters::pack(&filters, Across::layout(&sizes)).expect("there is memory");
+            for cores in [1, 3] {
+                let mut made = vec![f32::NAN; count];
+                let mut scratch = vec![f32::NAN; cores * across.scratch(&sizes)];
+                let done = std::sync::Mutex::new(vec![0; count]);
+                let count_done = |at: usize, part: &mut [f32]| {
+                    done.lock().expect("no one failed")[at..at + part.len()]
+                        .iter_mut()
+                        .for_each(|done| *done += 1);
+                };
+                let added = numbers(count, 11);
+                let finish = Finish { added: Some(&added), least: -90.0, most: 100.0 };
+                let finish = (finish, Some(&count_done as Done<'_>));
+                across::convolve(
+                    (&across, &sizes),
+                    &mut made,
+                    &x,
+                    (&filters, Some(&bias)),
+                    &mut scratch,
+                    finish,
+                );
+                let finished = expected.iter().zip(&added).map(|(x, added)| (x + added).clamp(-90.0, 100.0));
+                assert!(made.iter().copied().eq(finished), "{:?}, {cores} cores, across", sizes.window);
+                assert!(done.into_inner().expect("no one failed").iter().all(|&done| done == 1));
             }
         }
     }

@@ -1,0 +1,508 @@
+//! Convolutions of f32 with constant weights, whose vectors lie across filters.
+//!
+//! Weights of [`PANEL`] filters lie side by side in panels, made once ([`Filters`]). A tile is a few vectors of filters by a few places,
+//! each of which is an element of the input at a time, wherever that is: rows of a plane need not fill vectors, nothing is laid out
+//! for strides, and an input is read where it is unless it is padded. Sums are turned when they are finished, from filters side by side to
+//! places side by side. (Georganas et al.: Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures, 2018, has
+//! such tiles for tensors that are blocked by channels.)
+
+use crate::conv::direct::POINT;
+use crate::conv::finish::{Finish, First};
+use crate::conv::window::Axis;
+use crate::conv::{Done, Share, Sizes, by_groups};
+use crate::gemm::prepacked::{Layout, Pack};
+use crate::strided::{self, copy};
+use rten_simd::ops::{BitOps, NumOps};
+use rten_simd::{Isa, SimdOp};
+use std::ops::Range;
+use stepalloc_tensor::{DataType, Tensor, Type};
+
+/// Filters of a panel: the four vectors that are summed at a time where they are widest.
+const PANEL: usize = 64;
+/// Panels are filled up to a multiple of so many filters: the widest vector.
+const FILLED: usize = 16;
+/// Places of a tile.
+const PLACES: usize = 6;
+/// Places whose sums are kept until they are finished: a multiple of a tile's, in the first cache.
+const STRIP: usize = 16 * PLACES;
+/// Weights of a filter that go by at a time: as many of a panel lie in the first cache.
+const BLOCK: usize = 128;
+/// Elements of a band of padded rows: what the second cache holds.
+const BAND: usize = 128 << 10;
+/// A padded input has so many times its elements at most.
+const MOST: usize = 4;
+/// Fewer weights of a filter do not pay for the turning of its sums, by whether its window is a point.
+const LEAST_DEPTH: [usize; 2] = [128, 96];
+/// With more places, elements of neighbouring channels are on pages far from each other, and laid side by side when they are read for a
+/// window of one point ([`direct`](super::direct)).
+const MOST_PLACES: usize = 400;
+
+/// Weights of filters, in panels.
+pub struct Filters {
+    panels: Tensor,
+    depth: usize,
+    /// Filters of a group, filled up.
+    filled: usize,
+}
+
+impl Pack for Filters {
+    /// Of rows of weights, each of a filter: the columns of a matrix that is given transposed.
+    fn pack(weights: &Tensor, Layout { rows: depth, cols, groups, .. }: Layout) -> Result<Self, String> {
+        let to = cols / groups;
+        let filled = to.next_multiple_of(FILLED);
+        let ty = Type::new(DataType::F32, [groups, filled, depth]).ok_or("the weights are too large")?;
+        let mut panels = Tensor::try_zeroed(ty).map_err(|error| error.to_string())?;
+        let laid = panels.view_mut().elements::<f32>();
+        // A panel at a time, or a group.
+        let rows = if groups == 1 { PANEL } else { to };
+        weights.pieces(rows * depth * size_of::<f32>(), &mut |begin, weights| {
+            let first = begin / (depth * size_of::<f32>());
+            let (group, within) = (first / to, first % to);
+            let laid = &mut laid[(group * filled + within) * depth..][..(filled - within) * depth];
+            let weights: &[f32] = bytemuck::cast_slice(weights);
+            for (weights, panel) in weights.chunks(PANEL * depth).zip(laid.chunks_mut(PANEL * depth)) {
+                let width = panel.len() / depth;
+                let axes = [
+                    strided::Axis { length: depth, from: 1, to: width },
+                    strided::Axis { length: weights.len() / depth, from: depth as isize, to: 1 },
+                ];
+                copy(&axes, weights, 0, panel, 0);
+            }
+        });
+        Ok(Self { panels, depth, filled })
+    }
+}
+
+/// Where things are.
+pub struct Across {
+    /// Rows of the output, and places of each.
+    rows: usize,
+    width: usize,
+    /// Rows of the output that are computed at a time.
+    band: usize,
+    vertical: Axis,
+    horizontal: Axis,
+    /// Elements of a row of the padded input, and rows of it that a band meets.
+    pitch: usize,
+    met: usize,
+    is_padded: bool,
+}
+
+impl Across {
+    /// `None` where it is not worth it.
+    pub fn new(sizes: &Sizes) -> Option<Self> {
+        let (vertical, horizontal) = match sizes.window.axes[..] {
+            [horizontal] => (POINT, horizontal),
+            [vertical, horizontal] => (vertical, horizontal),
+            _ => return None,
+        };
+        let (places, is_point) = (sizes.window.output(), sizes.window.kernel() == 1);
+        let is_worth = sizes.depth() >= LEAST_DEPTH[usize::from(is_point)] && sizes.to >= FILLED;
+        if !is_worth || places < PLACES || is_point && places > MOST_PLACES {
+            return None;
+        }
+        let (rows, width) = (vertical.output, horizontal.output);
+        let meets = |axis: &Axis, places: usize| {
+            (places - 1)
+                .checked_mul(axis.stride)?
+                .checked_add((axis.kernel - 1).checked_mul(axis.dilation)? + 1)
+        };
+        let pads =
+            |axis: &Axis| axis.begin > 0 || meets(axis, axis.output).is_none_or(|met| met > axis.input);
+        let is_padded = pads(&vertical) || pads(&horizontal);
+        let pitch = if is_padded { meets(&horizontal, width)? } else { horizontal.input };
+        let band = match is_padded {
+            true => (BAND / sizes.from.checked_mul(pitch)? / vertical.stride).clamp(1, rows),
+            false => rows,
+        };
+        let met = if is_padded { meets(&vertical, band)? } else { vertical.input };
+        let laid = sizes.from.checked_mul(met)?.checked_mul(pitch)?;
+        // Wide dilations would lay out more than there is; offsets are of 32 bits.
+        let input = sizes.from.checked_mul(sizes.window.input())?;
+        let fits = !is_padded || laid <= input.saturating_mul(MOST).max(BAND);
+        (fits && laid <= u32::MAX as usize).then_some(Self {
+            rows,
+            width,
+            band,
+            vertical,
+            horizontal,
+            pitch,
+            met,
+            is_padded,
+        })
+    }
+
+    /// How the weights are packed.
+    pub fn layout(sizes: &Sizes) -> Layout {
+        let Sizes { to, group: groups, .. } = *sizes;
+        Layout { rows: sizes.depth(), cols: to * groups, transposed: true, groups }
+    }
+
+    /// Elements of a padded plane.
+    fn plane(&self) -> usize {
+        self.met * self.pitch
+    }
+
+    fn laid(&self, sizes: &Sizes) -> usize {
+        if self.is_padded { (sizes.from * self.plane()).next_multiple_of(FILLED) } else { 0 }
+    }
+
+    /// Elements of scratch memory for a core: the padded input, sums, and how far each weight's element is from its place.
+    pub fn scratch(&self, sizes: &Sizes) -> usize {
+        STRIP * PANEL + self.laid(sizes) + sizes.depth().next_multiple_of(FILLED)
+    }
+
+    /// How far the elements that meet a filter's weights are from the place.
+    fn offsets(&self, channels: usize, offsets: &mut [u32]) {
+        let mut offsets = offsets.iter_mut();
+        for channel in 0..channels {
+            for row in 0..self.vertical.kernel {
+                for column in 0..self.horizontal.kernel {
+                    let down = channel * self.met + row * self.vertical.dilation;
+                    if let Some(offset) = offsets.next() {
+                        *offset = (down * self.pitch + column * self.horizontal.dilation) as u32;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pads what some rows of the output meet. Padding along rows is there already.
+    #[inline(always)]
+    fn pad<I: Isa>(&self, isa: I, x: &[f32], rows: &Range<usize>, laid: &mut [f32]) {
+        let (ops, down, right) = (isa.f32(), &self.vertical, &self.horizontal);
+        let wanted = right.input.min(self.pitch.saturating_sub(right.begin));
+        let rest = First::new(isa, wanted % ops.len());
+        let planes = x.chunks_exact(down.input * right.input).zip(laid.chunks_exact_mut(self.plane()));
+        for (x, plane) in planes {
+            for (number, to) in plane.chunks_exact_mut(self.pitch).enumerate() {
+                let row = (rows.start * down.stride + number).checked_sub(down.begin);
+                let Some(row) = row.filter(|&row| row < down.input) else {
+                    to.fill(0.0);
+                    continue;
+                };
+                if wanted == 0 {
+                    continue;
+                }
+                let (from, to) = (&x[row * right.input..][..wanted], &mut to[right.begin..][..wanted]);
+                let mut vectors = from.chunks_exact(ops.len());
+                let mut places = to.chunks_exact_mut(ops.len());
+                for (from, to) in vectors.by_ref().zip(&mut places) {
+                    ops.store(ops.load(from), to);
+                }
+                rest.store(isa, rest.load(isa, vectors.remainder()), places.into_remainder());
+            }
+        }
+    }
+}
+
+/// Computes a convolution, in scratch memory for each core that takes part.
+pub fn convolve(
+    (across, sizes): (&Across, &Sizes),
+    out: &mut [f32],
+    x: &[f32],
+    (filters, bias): (&Filters, Option<&[f32]>),
+    scratch: &mut [f32],
+    (finish, done): (Finish<'_>, Option<Done<'_>>),
+) {
+    let (places, image) = (sizes.window.output(), sizes.from * sizes.window.input());
+    let for_one = across.scratch(sizes);
+    by_groups(sizes, out, (scratch, for_one), &|Share {
+                                                    next,
+                                                    image_group,
+                                                    within,
+                                                    out,
+                                                    scratch,
+                                                    is_first,
+                                                }| {
+        let group = image_group % sizes.group;
+        let done = done.map(|done| move |index: usize, part: &mut [f32]| done(next * places + index, part));
+        Tiles {
+            across,
+            sizes,
+            x: &x[image_group * image..][..image],
+            filters,
+            group,
+            first: within,
+            bias: bias.map(|bias| &bias[group * sizes.to + within..]),
+            out,
+            scratch,
+            is_first,
+            finish: finish.from(next * places),
+            done: done.as_ref().map(|done| done as Done<'_>),
+        }
+        .dispatch();
+    });
+}
+
+/// Some filters of a group, over one image.
+struct Tiles<'a> {
+    across: &'a Across,
+    sizes: &'a Sizes,
+    /// The group's channels of the image.
+    x: &'a [f32],
+    filters: &'a Filters,
+    group: usize,
+    /// The first filter of the group that is computed; there are as many as planes of the output.
+    first: usize,
+    /// Of these filters.
+    bias: Option<&'a [f32]>,
+    out: &'a mut [f32],
+    scratch: &'a mut [f32],
+    /// Whether nothing was computed in this scratch memory yet.
+    is_first: bool,
+    /// What becomes of the sums: of these planes of the output.
+    finish: Finish<'a>,
+    done: Option<Done<'a>>,
+}
+
+impl SimdOp for Tiles<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(mut self, isa: I) {
+        let (across, sizes) = (self.across, self.sizes);
+        let depth = self.filters.depth;
+        let (sums, scratch) = std::mem::take(&mut self.scratch).split_at_mut(STRIP * PANEL);
+        let (laid, offsets) = scratch.split_at_mut(across.laid(sizes));
+        let offsets: &mut [u32] = bytemuck::cast_slice_mut(&mut offsets[..depth]);
+        if self.is_first {
+            laid.fill(0.0);
+            across.offsets(sizes.from, offsets);
+        }
+        for first in (0..across.rows).step_by(across.band) {
+            let rows = first..(first + across.band).min(across.rows);
+            let x = if across.is_padded {
+                across.pad(isa, self.x, &rows, laid);
+                &*laid
+            } else {
+                self.x
+            };
+            self.band(isa, x, offsets, sums, rows);
+        }
+    }
+}
+
+impl Tiles<'_> {
+    /// Some rows of the output.
+    #[inline(always)]
+    fn band<I: Isa>(&mut self, isa: I, x: &[f32], offsets: &[u32], sums: &mut [f32], rows: Range<usize>) {
+        let lanes = isa.f32().len();
+        // As many as there are registers for.
+        let vectors = if lanes >= 16 || cfg!(target_arch = "aarch64") { 4 } else { 2 };
+        let places = self.across.rows * self.across.width;
+        let (from, to) = (rows.start * self.across.width, rows.end * self.across.width);
+        let filters = self.first..self.first + self.out.len() / places;
+        let mut next = filters.start / lanes * lanes;
+        while next < filters.end {
+            let in_panel = PANEL - next % PANEL;
+            let count = (filters.end - next).div_ceil(lanes).min(vectors).min(in_panel / lanes);
+            let count = if count == 3 { 2 } else { count };
+            for begin in (from..to).step_by(STRIP) {
+                let strip = begin..(begin + STRIP).min(to);
+                let mut bases = [0u32; STRIP];
+                self.across.bases(strip.start - from, &mut bases[..strip.len()]);
+                let bases = &bases[..strip.len()];
+                match count {
+                    4 => self.strip::<I, 4>(isa, (x, bases), offsets, next, sums),
+                    2 => self.strip::<I, 2>(isa, (x, bases), offsets, next, sums),
+                    _ => self.strip::<I, 1>(isa, (x, bases), offsets, next, sums),
+                }
+                for filter in (next..(next + count * lanes).min(filters.end)).step_by(TURNED) {
+                    self.put(isa, &sums[filter - next..], filter, &filters, &strip);
+                }
+            }
+            next += count * lanes;
+        }
+        for filter in 0..filters.len() {
+            let at = filter * places + from;
+            if let Some(done) = self.done {
+                done(at, &mut self.out[at..][..to - from]);
+            }
+        }
+    }
+
+    /// `V` vectors of filters at some places, block of weights by block.
+    #[inline(always)]
+    fn strip<I: Isa, const V: usize>(
+        &self,
+        isa: I,
+        (x, bases): (&[f32], &[u32]),
+        offsets: &[u32],
+        filter: usize,
+        sums: &mut [f32],
+    ) {
+        let Filters { panels, depth, filled } = self.filters;
+        let width = PANEL.min(filled - filter / PANEL * PANEL);
+        let panel =
+            &panels.view().elements::<f32>()[(self.group * filled + filter / PANEL * PANEL) * depth..];
+        let panel = &panel[..width * depth];
+        for begin in (0..*depth).step_by(BLOCK) {
+            let block = begin..(begin + BLOCK).min(*depth);
+            let w = Weights { panel: &panel[block.start * width + filter % PANEL..], width };
+            let (offsets, is_first) = (&offsets[block], begin == 0);
+            for (bases, sums) in bases.chunks(PLACES).zip(sums.chunks_mut(PLACES * PANEL)) {
+                match bases.len() {
+                    1 => tile::<I, V, 1>(isa, w, (x, bases), offsets, (sums, is_first)),
+                    2 => tile::<I, V, 2>(isa, w, (x, bases), offsets, (sums, is_first)),
+                    3 | 4 => tile::<I, V, 4>(isa, w, (x, bases), offsets, (sums, is_first)),
+                    _ => tile::<I, V, PLACES>(isa, w, (x, bases), offsets, (sums, is_first)),
+                }
+            }
+        }
+    }
+
+    /// Finishes the sums of [`TURNED`] filters at some places, which are a panel's width from each other.
+    #[inline(always)]
+    fn put<I: Isa>(
+        &mut self,
+        isa: I,
+        sums: &[f32],
+        filter: usize,
+        wanted: &Range<usize>,
+        strip: &Range<usize>,
+    ) {
+        let ops = isa.f32();
+        let places = self.across.rows * self.across.width;
+        let mut block = [0.0; TURNED * TURNED];
+        let (whole, rest) = (First::new(isa, ops.len()), First::new(isa, strip.len() % ops.len()));
+        for begin in strip.clone().step_by(TURNED) {
+            turn(isa, &sums[(begin - strip.start) * PANEL..], &mut block);
+            let count = TURNED.min(strip.end - begin);
+            for filter in filter.max(wanted.start)..(filter + TURNED).min(wanted.end) {
+                let plane = filter - wanted.start;
+                let bias = ops.splat(self.bias.map_or(0.0, |bias| bias[plane]));
+                let row = &block[filter % TURNED * TURNED..][..TURNED];
+                for at in (0..count).step_by(ops.len()) {
+                    let sum = ops.add(ops.load(&row[at..]), bias);
+                    let first = if count - at < ops.len() { rest } else { whole };
+                    self.finish.store(isa, sum, self.out, plane * places + begin + at, first);
+                }
+            }
+        }
+    }
+}
+
+/// Filters and places whose sums are turned at a time: as many as the widest vector has.
+const TURNED: usize = 16;
+
+/// Turns sums, of filters side by side, into rows of places.
+#[inline(always)]
+fn turn<I: Isa>(isa: I, sums: &[f32], block: &mut [f32; TURNED * TURNED]) {
+    let sums = &sums[..(TURNED - 1) * PANEL + TURNED];
+    #[cfg(target_arch = "x86_64")]
+    if isa.f32().len() == TURNED {
+        // SAFETY: of the machine's vectors only those of AVX-512 have so many elements; the slice has as many rows.
+        unsafe { turn_avx512(sums, block) };
+        return;
+    }
+    for (filter, to) in block.chunks_exact_mut(TURNED).enumerate() {
+        to.iter_mut().zip(sums[filter..].iter().step_by(PANEL)).for_each(|(to, &sum)| *to = sum);
+    }
+}
+
+/// [`turn`] in registers: pairs of elements, then of pairs, and twice of what is then four wide.
+///
+/// # Safety
+/// The machine must have AVX-512F, and there must be a panel's row of each place.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn turn_avx512(sums: &[f32], block: &mut [f32; TURNED * TURNED]) {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller's slice has as many rows.
+    let rows: [__m512; 16] =
+        std::array::from_fn(|row| unsafe { _mm512_loadu_ps(sums.as_ptr().add(row * PANEL)) });
+    let double = |a| _mm512_castps_pd(a);
+    let single = |a| _mm512_castpd_ps(a);
+    let fours: [__m512; 16] = std::array::from_fn(|at| {
+        let (row, pair) = (at / 4 * 4, at % 4);
+        let unpack = |a, b| if pair < 2 { _mm512_unpacklo_ps(a, b) } else { _mm512_unpackhi_ps(a, b) };
+        let (low, high) = (unpack(rows[row], rows[row + 1]), unpack(rows[row + 2], rows[row + 3]));
+        single(match pair % 2 {
+            0 => _mm512_unpacklo_pd(double(low), double(high)),
+            _ => _mm512_unpackhi_pd(double(low), double(high)),
+        })
+    });
+    for column in 0..4 {
+        let [a, b, c, d] = std::array::from_fn(|row| fours[row * 4 + column]);
+        let (even, odd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+        let (later_even, later_odd) =
+            (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d));
+        let turned = [
+            _mm512_shuffle_f32x4::<0x88>(even, later_even),
+            _mm512_shuffle_f32x4::<0x88>(odd, later_odd),
+            _mm512_shuffle_f32x4::<0xdd>(even, later_even),
+            _mm512_shuffle_f32x4::<0xdd>(odd, later_odd),
+        ];
+        for (number, turned) in turned.into_iter().enumerate() {
+            // SAFETY: the block has as many rows.
+            unsafe { _mm512_storeu_ps(block.as_mut_ptr().add((number * 4 + column) * TURNED), turned) };
+        }
+    }
+}
+
+impl Across {
+    /// Where the windows of some places of a band begin.
+    #[inline(always)]
+    fn bases(&self, first: usize, bases: &mut [u32]) {
+        let (mut row, mut column) = (first / self.width, first % self.width);
+        for base in bases {
+            *base = (row * self.vertical.stride * self.pitch + column * self.horizontal.stride) as u32;
+            column += 1;
+            if column == self.width {
+                (row, column) = (row + 1, 0);
+            }
+        }
+    }
+}
+
+/// Rows of weights, which are `width` elements apart.
+#[derive(Clone, Copy)]
+struct Weights<'a> {
+    panel: &'a [f32],
+    width: usize,
+}
+
+/// `V` vectors of filters at `P` places, or at as many as there are: sums are begun, or added to.
+#[inline(always)]
+fn tile<I: Isa, const V: usize, const P: usize>(
+    isa: I,
+    Weights { panel, width }: Weights<'_>,
+    (x, bases): (&[f32], &[u32]),
+    offsets: &[u32],
+    (sums, is_first): (&mut [f32], bool),
+) {
+    let ops = isa.f32();
+    let lanes = ops.len();
+    let count = bases.len().min(P);
+    // What is missing is computed as the last place is, and left.
+    let base: [usize; P] = std::array::from_fn(|p| bases[p.min(count - 1)] as usize);
+    // Offsets rise.
+    let last = offsets[offsets.len() - 1] as usize;
+    assert!(base.iter().all(|base| base + last < x.len()), "windows are within the input");
+    assert!((offsets.len() - 1) * width + V * lanes <= panel.len(), "there are as many weights");
+    let mut acc = [[ops.zero(); V]; P];
+    if !is_first {
+        for (acc, sums) in acc.iter_mut().zip(sums.chunks_exact(PANEL)).take(count) {
+            *acc = ops.load_many(sums);
+        }
+    }
+    for (k, &offset) in offsets.iter().enumerate() {
+        // SAFETY: as many weights were there, see above.
+        let w: [I::F32; V] =
+            std::array::from_fn(|v| unsafe { ops.load_ptr(panel.as_ptr().add(k * width + v * lanes)) });
+        for p in 0..P {
+            // SAFETY: the window of each place is within the input, see above.
+            let x = ops.splat(unsafe { *x.get_unchecked(base[p] + offset as usize) });
+            for v in 0..V {
+                acc[p][v] = ops.mul_add(w[v], x, acc[p][v]);
+            }
+        }
+    }
+    for (acc, sums) in acc.into_iter().zip(sums.chunks_exact_mut(PANEL)).take(count) {
+        for (v, acc) in acc.into_iter().enumerate() {
+            ops.store(acc, &mut sums[v * lanes..]);
+        }
+    }
+}
