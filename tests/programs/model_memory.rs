@@ -142,7 +142,7 @@ fn all_of_the_process_stays_within_max_rss() {
         let ended = infer(&path, &[&["--shape", "x=60000x1", "--max-rss", &limit], extra].concat());
         (ended.status == 0).then(|| figures(&ended)).ok_or_else(|| ended.err().to_owned())
     };
-    for extra in [&[][..], &["--prepacking"]] {
+    for extra in [&[][..], &["--no-prepacking"]] {
         let told = number(&run(1 << 40, extra).expect("there is no limit"), "rss_bytes");
         // What the process has before differs by some pages from one to the next.
         let limit = told + (1 << 20);
