@@ -42,7 +42,7 @@ pub use error::{Error, UnknownOperators};
 pub use graph::{Attribute, Attributes, Declared, Dim, Graph, Node, Value, ValueId};
 pub use model::{Header, Model};
 pub use needs::Needs;
-pub use operator::{Call, Definition, Known, Made, Operator, Registry, Reuse, Unclear};
+pub use operator::{Call, Definition, Known, Made, Operator, Registry, Reuse, Types, Unclear};
 pub use options::Options;
 pub use passes::{Changes, Level, Optimization, PASSES, Pass};
 pub use plan::{Figures, PlannedBlock, PlannedRun, PlannedStep, PlannedValue};

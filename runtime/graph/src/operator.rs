@@ -9,7 +9,7 @@ use crate::prepacked::{PackSpec, Prepacked};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use stepalloc_tensor::growing::Blocks;
-use stepalloc_tensor::{DataType, Element, Ints, Tensor, Type, View, ViewMut};
+use stepalloc_tensor::{DataType, Element, Ints, Shape, Tensor, Type, View, ViewMut};
 
 /// The domain of operators that passes make for sessions: no other engine knows them, and no model that is written has them.
 pub const INTERNAL: &str = "stepalloc";
@@ -89,10 +89,13 @@ pub enum Reuse {
     InPlace(&'static [usize]),
 }
 
+/// Types of a node's outputs.
+pub type Types = SmallVec<[Type; 4]>;
+
 /// The code of a node.
 pub trait Operator: Send + Sync {
     /// Types of all outputs, those nobody wants too.
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear>;
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear>;
 
     /// Whether output 0 may lie where an input lies.
     fn reuse(&self) -> Reuse {
@@ -178,15 +181,13 @@ impl<'a> Known<'a> {
     }
 
     /// The elements of an input of integers that must be there.
-    pub fn ints(&self, index: usize) -> Result<Vec<i64>, Unclear> {
+    pub fn ints(&self, index: usize) -> Result<Ints, Unclear> {
         let value = self.value(index)?;
-        ints(&value)
-            .map(SmallVec::into_vec)
-            .ok_or_else(|| format!("input {index} is {}, not integers", value.dtype).into())
+        ints(&value).ok_or_else(|| format!("input {index} is {}, not integers", value.dtype).into())
     }
 
     /// The same of one that may be left out.
-    pub fn opt_ints(&self, index: usize) -> Result<Option<Vec<i64>>, Unclear> {
+    pub fn opt_ints(&self, index: usize) -> Result<Option<Ints>, Unclear> {
         self.opt(index).map(|_| self.ints(index)).transpose()
     }
 }
@@ -201,7 +202,7 @@ pub fn ints(view: &View<'_>) -> Option<Ints> {
 }
 
 /// A type that can be addressed.
-pub fn typed(dtype: DataType, shape: impl Into<Vec<usize>>) -> Result<Type, String> {
+pub fn typed(dtype: DataType, shape: impl Into<Shape>) -> Result<Type, String> {
     let shape = shape.into();
     Type::new(dtype, shape.clone()).ok_or_else(|| format!("a tensor of shape {shape:?} is too large"))
 }

@@ -14,7 +14,7 @@ pub use planned::{PlannedBlock, PlannedRun, PlannedStep, PlannedValue};
 use crate::error::Error;
 use crate::graph::{Graph, Node, ValueId};
 use crate::inline::{inline, is_if};
-use crate::operator::{Known, Registry, Unclear};
+use crate::operator::{Known, Registry, Types, Unclear};
 use crate::order::{self, Task};
 use crate::prepacked::Prepacked;
 use crate::run::run_one;
@@ -222,7 +222,7 @@ enum Learned {
     /// Types of its outputs depend on elements that are not known.
     OnHeap,
     /// It runs, and its outputs are of these types.
-    Types(Vec<Type>),
+    Types(Types),
     /// All was known, and so are its outputs.
     Known(Vec<Tensor>),
 }

@@ -7,7 +7,7 @@
 use crate::arena::{Arenas, Charge};
 use crate::error::Error;
 use crate::graph::{Node, ValueId};
-use crate::operator::{Call, Known, Operator};
+use crate::operator::{Call, Known, Operator, Types};
 use crate::plan::room::Fit;
 use crate::plan::{Place, Plan, Step};
 use crate::prepacked::Prepacked;
@@ -23,15 +23,15 @@ const FEW: usize = 16;
 pub fn run_one(
     operator: &dyn Operator,
     inputs: &[Option<View<'_>>],
-    types: Vec<Type>,
+    types: Types,
     wanted: usize,
 ) -> Result<Vec<Tensor>, String> {
     let shapes: Vec<_> = inputs
         .iter()
-        .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.to_vec() }))
+        .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
         .collect();
     let known = Known { types: &shapes.iter().map(Option::as_ref).collect::<Vec<_>>(), values: inputs };
-    let scratch = Type { dtype: DataType::U8, shape: vec![operator.scratch(&known, &types)] };
+    let scratch = Type { dtype: DataType::U8, shape: [operator.scratch(&known, &types)].into() };
     let zeroed = |ty: Type| Tensor::try_zeroed(ty).map_err(|error| error.to_string());
     let mut scratch = zeroed(scratch)?;
     let mut tensors = types.into_iter().map(zeroed).collect::<Result<Vec<_>, _>>()?;
@@ -306,7 +306,7 @@ fn run_freely(
     }
     let types: Vec<_> = inputs
         .iter()
-        .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.to_vec() }))
+        .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
         .collect();
     let types: Vec<_> = types.iter().map(Option::as_ref).collect();
     let known = Known { types: &types, values: inputs };

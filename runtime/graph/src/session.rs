@@ -727,7 +727,7 @@ impl Session {
 }
 
 fn types_of(inputs: &[Option<View<'_>>]) -> Vec<Option<Type>> {
-    let ty = |view: &View<'_>| Type { dtype: view.dtype, shape: view.shape.to_vec() };
+    let ty = |view: &View<'_>| Type { dtype: view.dtype, shape: view.shape.into() };
     inputs.iter().map(|view| view.as_ref().map(ty)).collect()
 }
 

@@ -173,13 +173,13 @@ pub struct Mask<'a, W> {
     pub keys: usize,
 }
 
-/// Heads of one thread.
+/// Some of the heads.
 struct Part<'a, W> {
     heads: Range<usize>,
     y: &'a mut [W],
     shown: Option<&'a mut [W]>,
-    /// Scratch memory for a block's scores.
-    block: &'a mut [W],
+    /// Memory for the scores of a block, for each thread.
+    scratch: &'a mut [u8],
 }
 
 /// What all heads share.
@@ -216,32 +216,43 @@ pub fn repack<W: Real>(by_heads: &[W], y: &mut [W], sizes: Sizes) {
 impl<W: Real> Job<'_, W> {
     /// Computes all heads; `y` and `scores` have them one behind the other.
     pub fn run(&self, y: &mut [W], scores: Option<&mut [W]>, scratch: &mut [u8]) -> Result<(), String> {
-        let Sizes { batch, q_heads, queries, keys, v_head, .. } = self.sizes;
+        let Sizes { batch, q_heads, .. } = self.sizes;
         let block = Space::bytes::<W>(self.sizes.block());
         let heads = batch * q_heads;
         let threads = scratch.len().checked_div(block).unwrap_or(1).clamp(1, heads.max(1));
-        let share = heads.div_ceil(threads);
-        let (mut y, mut scores, mut space) = (y, scores, Space(scratch));
-        let mut parts = Vec::with_capacity(threads);
-        let mut first = 0;
-        while first < heads {
-            let count = share.min(heads - first);
-            parts.push(Part {
-                heads: first..first + count,
-                y: split_off(&mut y, count * queries * v_head),
-                shown: scores.as_mut().map(|scores| split_off(scores, count * queries * keys)),
-                block: space.take::<W>(self.sizes.block())?,
-            });
-            first += count;
-        }
-        threads::each(parts, &|Part { heads, mut y, mut shown, block }| {
+        self.part(Part { heads: 0..heads, y, shown: scores, scratch }, heads.div_ceil(threads).max(1))
+    }
+
+    /// Computes a part's heads, each thread so many: one half and the other, which needs no list of the parts.
+    fn part(&self, part: Part<'_, W>, share: usize) -> Result<(), String> {
+        let Sizes { q_heads, queries, keys, v_head, .. } = self.sizes;
+        let Part { heads, mut y, mut shown, scratch } = part;
+        let parts = heads.len().div_ceil(share);
+        if parts < 2 {
+            let block = if parts == 0 { &mut [] } else { Space(scratch).take::<W>(self.sizes.block())? };
             for head in heads {
                 let y = split_off(&mut y, queries * v_head);
                 let shown = shown.as_mut().map(|shown| split_off(shown, queries * keys));
                 self.head(head / q_heads, head % q_heads, y, shown, block);
             }
-        });
-        Ok(())
+            return Ok(());
+        }
+        let count = parts / 2 * share;
+        let middle = heads.start + count;
+        let (first, second) = scratch.split_at_mut(parts / 2 * Space::bytes::<W>(self.sizes.block()));
+        let one = Part {
+            heads: heads.start..middle,
+            y: split_off(&mut y, count * queries * v_head),
+            shown: shown.as_mut().map(|shown| split_off(shown, count * queries * keys)),
+            scratch: first,
+        };
+        let two = Part { heads: middle..heads.end, y, shown, scratch: second };
+        let (mut one, mut two) = ((Some(one), Ok(())), (Some(two), Ok(())));
+        let compute = |(part, done): &mut (Option<Part<'_, W>>, Result<(), String>)| {
+            *done = part.take().map_or(Ok(()), |part| self.part(part, share));
+        };
+        threads::join(&mut || compute(&mut one), &mut || compute(&mut two));
+        one.1.and(two.1)
     }
 
     /// Keys that a query may look at, as far as the mask is not asked.

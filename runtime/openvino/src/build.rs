@@ -160,7 +160,7 @@ impl Builder {
         }
         let types: Vec<_> = views
             .iter()
-            .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.to_vec() }))
+            .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
             .collect();
         let types: Vec<_> = types.iter().map(Option::as_ref).collect();
         let made = operator.infer(&Known { types: &types, values: &views }).ok()?;

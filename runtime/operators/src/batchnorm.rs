@@ -3,8 +3,8 @@
 
 use super::reduce::{Groups, PARALLEL, each};
 use super::slabs::{self, Affine, Kernel, Real};
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, axis, typed};
-use smallvec::SmallVec;
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis, typed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::{
     blocks::{BLOCK, Source, Wide, put},
     no,
@@ -66,7 +66,7 @@ fn channels(shape: &[usize]) -> (usize, usize) {
 }
 
 impl Operator for BatchNormalization {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let (count, _) = channels(&input.shape);
         for at in OF_CHANNELS {
@@ -75,7 +75,7 @@ impl Operator for BatchNormalization {
                 return Err(format!("input {at} is {ty}, not a number for each of {count} channels").into());
             }
         }
-        let mut types = vec![input.clone()];
+        let mut types = smallvec![input.clone()];
         types.resize(self.outputs.max(1), inputs.ty(3)?.clone());
         Ok(types)
     }
@@ -213,10 +213,10 @@ impl MeanVariance {
 }
 
 impl Operator for MeanVariance {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         self.groups(&input.shape)?;
-        Ok(vec![input.clone()])
+        Ok(smallvec![input.clone()])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -299,12 +299,12 @@ struct Lrn {
 }
 
 impl Operator for Lrn {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if input.rank() < 2 {
             return Err(format!("{input} has no channels").into());
         }
-        Ok(vec![typed(input.dtype, input.shape.clone())?])
+        Ok(smallvec![typed(input.dtype, input.shape.clone())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

@@ -1,12 +1,13 @@
 //! A row that is added to all rows, and Gelu of the sum: com.microsoft's `BiasGelu`, and its `FastGelu`, by the tangent, with a bias.
 
 use super::unary::blocks_at;
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear};
 use rten_simd::SimdUnaryOp;
 use rten_vecmath::ApproxGelu;
+use smallvec::smallvec;
 use stepalloc_kernels::scales::load;
 use stepalloc_kernels::{no, vector::Gelu};
-use stepalloc_tensor::{DataType, Type, View};
+use stepalloc_tensor::{DataType, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     Some(Ok(Box::new(BiasGelu { by_tangent: node.op == "FastGelu" })))
@@ -17,7 +18,7 @@ struct BiasGelu {
 }
 
 impl Operator for BiasGelu {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, bias) = (inputs.ty(0)?, inputs.ty(1)?);
         if !matches!(x.dtype, DataType::F32 | DataType::F16 | DataType::BF16) {
             return Err(no(x.dtype).into());
@@ -25,7 +26,7 @@ impl Operator for BiasGelu {
         if bias.dtype != x.dtype || bias.rank() != 1 || x.shape.last() != bias.shape.last() {
             return Err(format!("a bias {bias} is no row of {x}").into());
         }
-        Ok(vec![x.clone()])
+        Ok(smallvec![x.clone()])
     }
 
     fn reuse(&self) -> Reuse {

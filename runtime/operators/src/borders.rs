@@ -1,10 +1,10 @@
 //! Operators that put borders around a tensor, or take them off.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, axis, ints, typed};
-use smallvec::SmallVec;
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, ints, typed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::no;
 use stepalloc_kernels::strided::{copy, strides, window};
-use stepalloc_tensor::{DataType, Number, Type, by_float, by_width};
+use stepalloc_tensor::{DataType, Number, by_float, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -156,13 +156,13 @@ fn fill_borders<T: Copy>(mode: Mode, laids: &Laids, target: &mut [T]) {
 }
 
 impl Operator for Pad {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let laids = match &self.pads {
             Some(pads) => self.laids(&input.shape, pads, None)?,
             None => self.laids(&input.shape, &inputs.ints(1)?, inputs.opt_ints(3)?.as_deref())?,
         };
-        Ok(vec![typed(input.dtype, wholes(&laids).into_vec())?])
+        Ok(smallvec![typed(input.dtype, wholes(&laids).into_vec())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -219,9 +219,9 @@ impl CenterCropPad {
 }
 
 impl Operator for CenterCropPad {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
-        Ok(vec![typed(input.dtype, wholes(&self.laids(&input.shape, &inputs.ints(1)?)?).into_vec())?])
+        Ok(smallvec![typed(input.dtype, wholes(&self.laids(&input.shape, &inputs.ints(1)?)?).into_vec())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

@@ -1,11 +1,12 @@
 //! Operators that give elements another type.
 
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::{
     broadcast::{PARALLEL, PART},
     minifloat::{Rounding, decode, encode, encode_power, is_minifloat, small_integer, small_value},
 };
-use stepalloc_tensor::{Bool, DataType, Element, Number, Type, bf16, by_number, f16};
+use stepalloc_tensor::{Bool, DataType, Element, Number, bf16, by_number, f16};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -43,12 +44,12 @@ struct Cast {
 }
 
 impl Operator for Cast {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let to = match self.to {
             Some(to) => to,
             None => inputs.ty(1)?.dtype,
         };
-        Ok(vec![typed(to, inputs.ty(0)?.shape.clone())?])
+        Ok(smallvec![typed(to, inputs.ty(0)?.shape.clone())?])
     }
 
     fn reuse(&self) -> Reuse {
@@ -214,12 +215,12 @@ impl Cast {
 struct BitCast(DataType);
 
 impl Operator for BitCast {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if input.dtype.file_bits() != self.0.file_bits() {
             return Err(format!("elements of {} are not as wide as those of {}", input.dtype, self.0).into());
         }
-        Ok(vec![typed(self.0, input.shape.clone())?])
+        Ok(smallvec![typed(self.0, input.shape.clone())?])
     }
 
     fn reuse(&self) -> Reuse {

@@ -1,8 +1,9 @@
 //! CausalConvWithState: each channel convolved with what came before, across calls.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::no;
-use stepalloc_tensor::{Number, Type, by_float};
+use stepalloc_tensor::{Number, by_float};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     (node.op == "CausalConvWithState").then(|| match node.attributes.text("activation", "none") {
@@ -21,7 +22,7 @@ struct CausalConv {
 }
 
 impl Operator for CausalConv {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, w) = (inputs.ty(0)?, inputs.ty(1)?);
         let (&[batch, channels, _], &[filters, 1, size]) = (&x.shape[..], &w.shape[..]) else {
             return Err(format!("an input {x} and weights {w} are not of channels of one row").into());
@@ -37,7 +38,7 @@ impl Operator for CausalConv {
         if (1..4).filter_map(|at| inputs.opt(at)).any(|input| input.dtype != x.dtype) {
             return Err("its inputs have elements of several types".into());
         }
-        Ok(vec![x.clone(), state])
+        Ok(smallvec![x.clone(), state])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

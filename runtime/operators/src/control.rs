@@ -5,7 +5,7 @@
 //! freely. The inputs of a node are followed by what its graphs take from outside, graph after graph in the order of the
 //! attributes' names.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, axis, typed, zeroed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, typed, zeroed};
 use std::ops::Range;
 use stepalloc_graph::{Declared, Dim, Graph, Subgraph};
 use stepalloc_tensor::{Bool, DataType, Tensor, Type, View};
@@ -125,7 +125,7 @@ pub(super) fn deliver(call: &mut Call<'_, '_>, made: &[Tensor]) -> Result<(), St
 }
 
 /// Types, if all are known.
-pub(super) fn certain(types: impl IntoIterator<Item = Option<Type>>) -> Result<Vec<Type>, Unclear> {
+pub(super) fn certain(types: impl IntoIterator<Item = Option<Type>>) -> Result<Types, Unclear> {
     types.into_iter().collect::<Option<_>>().ok_or(Unclear::Needs(0))
 }
 
@@ -160,7 +160,7 @@ impl If {
 }
 
 impl Operator for If {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         if let Ok(condition) = inputs.value(0) {
             return certain(self.branches[usize::from(truth(&condition)?)].infer(&[], inputs));
         }
@@ -255,7 +255,7 @@ impl Loop {
                 let types = self.types(states[..self.states].iter().map(|state| state.ty().clone())).ok()?;
                 let known: Vec<_> = inputs
                     .iter()
-                    .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.to_vec() }))
+                    .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
                     .collect();
                 let known: Vec<_> = known.iter().map(Option::as_ref).collect();
                 let made = self.body.infer(&types, &Known { types: &known, values: inputs });
@@ -268,15 +268,15 @@ impl Loop {
 }
 
 impl Operator for Loop {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         // How many elements are stacked is seen when it has run.
         if self.body.outputs > self.states + 1 {
             return Err(Unclear::Needs(0));
         }
         let states =
-            (0..self.states).map(|index| inputs.ty(index + 2).cloned()).collect::<Result<Vec<_>, _>>()?;
+            (0..self.states).map(|index| inputs.ty(index + 2).cloned()).collect::<Result<Types, _>>()?;
         let made = certain(self.body.infer(&self.types(states.iter().cloned())?, inputs))?;
-        if made[1..] == states { Ok(states) } else { Err(Unclear::Needs(0)) }
+        if made[1..] == states[..] { Ok(states) } else { Err(Unclear::Needs(0)) }
     }
 
     /// Nobody knows before how long it takes: it is not run while planning.
@@ -304,7 +304,7 @@ struct Stack {
 
 impl Stack {
     fn push(&mut self, element: &View<'_>) -> Result<(), String> {
-        let ty = Type { dtype: element.dtype, shape: element.shape.to_vec() };
+        let ty = Type { dtype: element.dtype, shape: element.shape.into() };
         if let Some(first) = self.ty.as_ref().filter(|first| **first != ty) {
             return Err(format!("{ty} is to be stacked on {first}"));
         }

@@ -3,7 +3,8 @@
 use super::matmul::layout;
 use super::sliding::sliding;
 use super::unary::Function;
-use super::{Call, Definition, Known, Made, Operator, Unclear};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear};
+use smallvec::smallvec;
 use stepalloc_graph::PackSpec;
 use stepalloc_kernels::activation::Activation;
 use stepalloc_kernels::conv::across::{self, Across, Filters as Panels};
@@ -117,7 +118,7 @@ fn cores(sizes: &Sizes) -> usize {
 }
 
 impl Operator for Conv {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, w) = (inputs.ty(0)?, inputs.ty(1)?);
         if x.dtype != w.dtype || inputs.opt(2).is_some_and(|bias| bias.dtype != x.dtype) {
             return Err("its inputs have elements of several types".into());
@@ -134,7 +135,7 @@ impl Operator for Conv {
                 return Err(format!("{added} is added to {made}").into());
             }
         }
-        Ok(vec![made])
+        Ok(smallvec![made])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

@@ -5,13 +5,14 @@
 
 use super::conv::Filters;
 use super::sliding::sizes;
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::{
     conv::window::{AutoPad, Axis, Window},
     gemm::{Matrix, PARALLEL, product},
     no,
 };
-use stepalloc_tensor::{Element, Number, Type, by_float};
+use stepalloc_tensor::{Element, Number, Shape, Type, by_float};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -121,7 +122,7 @@ impl ConvTranspose {
 }
 
 impl Operator for ConvTranspose {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, w) = (inputs.ty(0)?, inputs.ty(1)?);
         if x.dtype != w.dtype || inputs.opt(2).is_some_and(|bias| bias.dtype != x.dtype) {
             return Err("its inputs have elements of several types".into());
@@ -131,9 +132,9 @@ impl Operator for ConvTranspose {
         if let Some(bias) = inputs.opt(2).filter(|bias| bias.shape != [filters]) {
             return Err(format!("a bias {bias} does not fit {filters} filters").into());
         }
-        let mut shape = vec![sizes.batch, filters];
+        let mut shape = Shape::from([sizes.batch, filters]);
         shape.extend(sizes.window.axes.iter().map(|axis| axis.input));
-        Ok(vec![typed(x.dtype, shape)?])
+        Ok(smallvec![typed(x.dtype, shape)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

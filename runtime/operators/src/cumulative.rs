@@ -1,11 +1,12 @@
 //! Sums and products of all elements up to each one along a dimension.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, axis, ints};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, ints};
+use smallvec::smallvec;
 use stepalloc_kernels::{
     blocks::{BLOCK, Source, Wide, by_wide},
     no,
 };
-use stepalloc_tensor::{DataType, Type, ViewMut};
+use stepalloc_tensor::{DataType, ViewMut};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -27,8 +28,8 @@ struct Cumulative {
 }
 
 impl Operator for Cumulative {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
-        Ok(vec![inputs.ty(0)?.clone()])
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
+        Ok(smallvec![inputs.ty(0)?.clone()])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

@@ -1,8 +1,8 @@
 //! DeformConv: a convolution whose windows' elements are displaced, each in each place, by what an input says.
 
 use super::conv::Filters;
-use super::{Call, Definition, Known, Made, Operator, Unclear};
-use smallvec::SmallVec;
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::conv::{Sizes, scratch, unrolled, window::Axis};
 use stepalloc_kernels::no;
 use stepalloc_tensor::{Number, Type, by_float};
@@ -25,7 +25,7 @@ struct DeformConv {
 }
 
 impl Operator for DeformConv {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, w, offset) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
         if (1..5).filter_map(|at| inputs.opt(at)).any(|input| input.dtype != x.dtype) {
             return Err("its inputs have elements of several types".into());
@@ -53,7 +53,7 @@ impl Operator for DeformConv {
         if let Some(bias) = inputs.opt(3).filter(|bias| bias.shape != w.shape[..1]) {
             return Err(format!("a bias {bias} does not fit weights {w}").into());
         }
-        Ok(vec![out])
+        Ok(smallvec![out])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

@@ -1,6 +1,7 @@
 //! Determinants of square matrices, by elimination.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::{
     blocks::{Source, put},
     no,
@@ -15,10 +16,10 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
 struct Determinant;
 
 impl Operator for Determinant {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         match &input.shape[..] {
-            [outer @ .., rows, columns] if rows == columns => Ok(vec![typed(input.dtype, outer)?]),
+            [outer @ .., rows, columns] if rows == columns => Ok(smallvec![typed(input.dtype, outer)?]),
             _ => Err(format!("{input} is not of square matrices").into()),
         }
     }

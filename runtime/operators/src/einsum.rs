@@ -3,13 +3,13 @@
 //! Labels are numbered, those of the output first and in its order; an operand has a stride for each, 0 where it lacks the label. Two
 //! operands are multiplied as matrices as far as labels of one kind lie side by side in memory, for each combination of the others.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
 use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::{
     gemm::{Matrix, product},
     no,
 };
-use stepalloc_tensor::{DataType, Number, Type, View, ViewMut, bf16, by_type, f16};
+use stepalloc_tensor::{DataType, Number, View, ViewMut, bf16, by_type, f16};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     (node.op == "Einsum").then(|| {
@@ -133,14 +133,14 @@ impl Einsum {
 }
 
 impl Operator for Einsum {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let types = (0..self.terms.len()).map(|at| inputs.ty(at)).collect::<Result<Vec<_>, _>>()?;
         let dtype = types[0].dtype;
         if types.iter().any(|ty| ty.dtype != dtype) {
             return Err("its inputs have elements of several types".into());
         }
         let labels = self.labels(types.iter().map(|ty| &ty.shape[..]))?;
-        Ok(vec![typed(dtype, &labels.sizes[..labels.output])?])
+        Ok(smallvec![typed(dtype, &labels.sizes[..labels.output])?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

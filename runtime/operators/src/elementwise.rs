@@ -1,8 +1,9 @@
 //! Operators that make each element from two at the same place, broadcast.
 
 use super::unary::{FEW, blocks, each, wide};
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, cast, typed};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, cast, typed};
 use bytemuck::Pod;
+use smallvec::smallvec;
 use stepalloc_kernels::broadcast::{Shape, Walk, broadcast};
 use stepalloc_kernels::no;
 use stepalloc_tensor::{DataType, Number, Type, View, ViewMut};
@@ -40,12 +41,12 @@ pub(super) enum Arithmetic {
 }
 
 impl Operator for Arithmetic {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         if a.dtype != b.dtype {
             return Err(format!("{a} and {b} have elements of two types").into());
         }
-        Ok(vec![typed(a.dtype, broadcast_types(&[a, b])?)?])
+        Ok(smallvec![typed(a.dtype, broadcast_types(&[a, b])?)?])
     }
 
     fn reuse(&self) -> Reuse {
@@ -149,9 +150,9 @@ fn floor_mod<T: Number<Wide = T> + std::ops::Rem<Output = T> + std::ops::Add<Out
 struct Pow;
 
 impl Operator for Pow {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
-        Ok(vec![typed(a.dtype, broadcast_types(&[a, b])?)?])
+        Ok(smallvec![typed(a.dtype, broadcast_types(&[a, b])?)?])
     }
 
     fn reuse(&self) -> Reuse {

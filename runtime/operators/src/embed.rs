@@ -1,7 +1,8 @@
 //! com.microsoft's `EmbedLayerNormalization`: rows of tables of words, places and segments are summed and normalized.
 
 use super::skip_normalize::{Rows, add, known, scratch};
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::blocks::Wide;
 use stepalloc_kernels::real::{Space, widened};
 use stepalloc_kernels::scales::load;
@@ -30,7 +31,7 @@ const MASK: usize = 7;
 const PLACES: usize = 8;
 
 impl Operator for Embed {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (words, table) = (inputs.ty(WORDS)?, inputs.ty(WORD_TABLE)?);
         let (&[batch, length], &[_, width]) = (&words.shape[..], &table.shape[..]) else {
             return Err(format!("words {words} and their table {table} have no two dimensions").into());
@@ -58,7 +59,7 @@ impl Operator for Embed {
             }
         }
         let made = typed(table.dtype, [batch, length, width])?;
-        let mut types = vec![made.clone(), typed(DataType::I32, [batch])?, made];
+        let mut types = smallvec![made.clone(), typed(DataType::I32, [batch])?, made];
         types.truncate(self.outputs.max(1));
         Ok(types)
     }

@@ -1,7 +1,8 @@
 //! Where the greatest and the least elements along a dimension are: ArgMax, ArgMin, TopK.
 
 use super::reduce::{PARALLEL, is_nan};
-use super::{Call, Definition, Known, Made, Operator, Unclear, axis, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::{
     blocks::{BLOCK, Source, Wide, by_wide},
     no,
@@ -40,7 +41,7 @@ struct Arg {
 }
 
 impl Operator for Arg {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let at = axis(self.axis, input.rank())?;
         let mut shape = input.shape.clone();
@@ -49,7 +50,7 @@ impl Operator for Arg {
         } else {
             shape.remove(at);
         }
-        Ok(vec![typed(DataType::I64, shape)?])
+        Ok(smallvec![typed(DataType::I64, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -155,7 +156,7 @@ struct TopK {
 type Ranked = [u64; 2];
 
 impl Operator for TopK {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let at = axis(self.axis, input.rank())?;
         let k = match self.k {
@@ -170,7 +171,7 @@ impl Operator for TopK {
             .ok()
             .filter(|&k| k <= shape[at])
             .ok_or_else(|| format!("there are no {k} elements along axis {at} of {input}"))?;
-        Ok(vec![typed(input.dtype, shape.clone())?, typed(DataType::I64, shape)?])
+        Ok(smallvec![typed(input.dtype, shape.clone())?, typed(DataType::I64, shape)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

@@ -1,8 +1,9 @@
 //! Operators that write values by a rule of their own: ranges, diagonals, one of many.
 
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, axis, typed};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::no;
-use stepalloc_tensor::{Bool, DataType, Number, Type, View, by_number, by_width};
+use stepalloc_tensor::{Bool, DataType, Number, View, by_number, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -72,10 +73,10 @@ fn count(start: &View<'_>, limit: &View<'_>, delta: &View<'_>) -> Result<usize, 
 }
 
 impl Operator for Range {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let dtype = inputs.ty(0)?.dtype;
         let steps = count(&inputs.value(0)?, &inputs.value(1)?, &inputs.value(2)?)?;
-        Ok(vec![typed(dtype, [steps])?])
+        Ok(smallvec![typed(dtype, [steps])?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -97,12 +98,12 @@ struct EyeLike {
 }
 
 impl Operator for EyeLike {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if input.rank() != 2 {
             return Err(format!("{input} is no matrix").into());
         }
-        Ok(vec![typed(self.dtype.unwrap_or(input.dtype), &input.shape[..])?])
+        Ok(smallvec![typed(self.dtype.unwrap_or(input.dtype), &input.shape[..])?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -136,12 +137,12 @@ struct Trilu {
 }
 
 impl Operator for Trilu {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if input.rank() < 2 {
             return Err(format!("{input} holds no matrices").into());
         }
-        Ok(vec![input.clone()])
+        Ok(smallvec![input.clone()])
     }
 
     fn reuse(&self) -> Reuse {
@@ -176,7 +177,7 @@ struct OneHot {
 }
 
 impl Operator for OneHot {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (indices, values) = (inputs.ty(0)?, inputs.ty(2)?);
         if values.elements() != 2 {
             return Err(format!("{values} are not two values").into());
@@ -185,7 +186,7 @@ impl Operator for OneHot {
         let at = axis(self.axis, shape.len() + 1)?;
         let depth = single(&inputs.value(1)?)?;
         shape.insert(at, usize::try_from(depth).map_err(|_| format!("its depth is {depth}"))?);
-        Ok(vec![typed(values.dtype, shape)?])
+        Ok(smallvec![typed(values.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

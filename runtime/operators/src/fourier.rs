@@ -3,7 +3,8 @@
 //! Lengths that are powers of two are transformed by halving (Cooley and Tukey, 1965); others as a convolution with a chirp
 //! (Bluestein, 1970), which is three transforms of a power of two. All is computed in f64, but for f32 where [`radix`] can.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, axis, ints, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, ints, typed};
+use smallvec::smallvec;
 use std::f64::consts::PI;
 use stepalloc_kernels::{
     blocks::{Source, put},
@@ -207,13 +208,13 @@ impl Dft {
 }
 
 impl Operator for Dft {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let (at, length) = self.known(inputs)?;
         let mut shape = input.shape.clone();
         shape[at] = if self.onesided && !self.inverse { length / 2 + 1 } else { length };
         shape[input.rank() - 1] = if self.onesided && self.inverse { 1 } else { 2 };
-        Ok(vec![typed(input.dtype, shape)?])
+        Ok(smallvec![typed(input.dtype, shape)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
@@ -390,10 +391,10 @@ impl Stft {
 }
 
 impl Operator for Stft {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let frames = self.known(inputs)?;
         let shape = [frames.batch, frames.count, self.bins(frames.length), 2];
-        Ok(vec![typed(inputs.ty(0)?.dtype, shape)?])
+        Ok(smallvec![typed(inputs.ty(0)?.dtype, shape)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

@@ -1,7 +1,7 @@
 //! com.microsoft's `FusedGemm`: a Gemm, and a function of each element of what it makes.
 
 use super::matmul::Gemm;
-use super::{Call, Definition, Known, Made, Operator, Unclear};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear};
 use stepalloc_graph::PackSpec;
 use stepalloc_kernels::{activation::Activation, no};
 use stepalloc_tensor::{DataType, Type};
@@ -25,7 +25,7 @@ struct FusedGemm {
 }
 
 impl Operator for FusedGemm {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         match inputs.ty(0)?.dtype {
             DataType::F32 => self.gemm.infer(inputs),
             other => Err(no(other).into()),

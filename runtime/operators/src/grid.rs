@@ -1,7 +1,7 @@
 //! Elements of an image at places of a grid, and grids that affine maps make.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, ints, typed};
-use smallvec::SmallVec;
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, ints, typed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::no;
 use stepalloc_tensor::{Number, Type, View, by_float, by_number};
 use stepalloc_threads as threads;
@@ -162,7 +162,7 @@ fn images(shape: &[usize]) -> Result<(usize, usize, &[usize]), String> {
 }
 
 impl Operator for GridSample {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (input, grid) = (inputs.ty(0)?, inputs.ty(1)?);
         let (samples, channels, image) = images(&input.shape)?;
         let fits = grid.rank() == image.len() + 2
@@ -181,7 +181,7 @@ impl Operator for GridSample {
             return Err(format!("{input} has images of more than 2^32 elements").into());
         }
         let shape = [&[samples, channels], &grid.shape[1..=image.len()]].concat();
-        Ok(vec![typed(input.dtype, shape)?])
+        Ok(smallvec![typed(input.dtype, shape)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
@@ -296,10 +296,10 @@ impl AffineGrid {
 }
 
 impl Operator for AffineGrid {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let theta = inputs.ty(0)?;
         let image = Self::image(&theta.shape, &inputs.ints(1)?)?;
-        Ok(vec![typed(theta.dtype, [&[theta.shape[0]], &image[..], &[image.len()]].concat())?])
+        Ok(smallvec![typed(theta.dtype, [&[theta.shape[0]], &image[..], &[image.len()]].concat())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

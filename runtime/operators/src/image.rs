@@ -1,14 +1,14 @@
 //! Regions of images pooled to one size, and images put together of their columns.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, ints, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, ints, typed};
 use rten_simd::{Isa, SimdOp};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::{
     no,
     real::Space,
     strided::{Axis, copy},
 };
-use stepalloc_tensor::{DataType, Number, Type, bf16, by_float, f16};
+use stepalloc_tensor::{DataType, Number, Shape, Type, bf16, by_float, f16};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -189,7 +189,7 @@ fn pool<T: Number, const IS_MAX: bool>(
 }
 
 impl Operator for RoiAlign {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (input, regions, images) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
         let (&[_, channels, height, width], &[count, 4]) = (&input.shape[..], &regions.shape[..]) else {
             return Err(format!("{regions} are no regions of images {input}").into());
@@ -201,7 +201,7 @@ impl Operator for RoiAlign {
         if height * width == 0 && output.elements() > 0 {
             return Err(format!("{input} has no elements to pool").into());
         }
-        Ok(vec![output])
+        Ok(smallvec![output])
     }
 
     fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {
@@ -367,7 +367,7 @@ fn add_row<T: Number>(image: &mut [u8], column: &[u8], [to, step, from, count]: 
 }
 
 impl Operator for Col2Im {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (input, sizes, block) = (inputs.ty(0)?, inputs.ints(1)?, inputs.ints(2)?);
         let dims = self.dims(&sizes, &block)?;
         let product = |size: fn(&Dim) -> i64| {
@@ -381,9 +381,9 @@ impl Operator for Col2Im {
         if Some(length) != blocks || !columns.is_multiple_of(size) {
             return Err(format!("{input} are not {blocks:?} blocks of {size} elements").into());
         }
-        let mut shape = vec![samples, columns / size];
+        let mut shape = Shape::from([samples, columns / size]);
         shape.extend(sizes.iter().map(|&size| size as usize));
-        Ok(vec![typed(input.dtype, shape)?])
+        Ok(smallvec![typed(input.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

@@ -1,7 +1,7 @@
 //! Operators that take elements at places that indices name, or conditions.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, axis, typed};
-use smallvec::SmallVec;
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, typed};
+use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 use stepalloc_kernels::strided::{Axis, copy, strides};
 use stepalloc_tensor::{Bool, DataType, Type, View, by_width};
@@ -88,11 +88,11 @@ const LONG_ROW: usize = 16;
 const ALONE: usize = 1 << 16;
 
 impl Operator for Gather {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (data, indices) = (inputs.ty(0)?, inputs.ty(1)?);
         let at = axis(self.axis, data.rank())?;
         let shape = [&data.shape[..at], &indices.shape, &data.shape[at + 1..]].concat();
-        Ok(vec![typed(data.dtype, shape)?])
+        Ok(smallvec![typed(data.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -182,10 +182,10 @@ struct GatherElements {
 }
 
 impl Operator for GatherElements {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (data, indices) = (inputs.ty(0)?, inputs.ty(1)?);
         fits(indices, data, axis(self.axis, data.rank())?)?;
-        Ok(vec![typed(data.dtype, &indices.shape[..])?])
+        Ok(smallvec![typed(data.dtype, &indices.shape[..])?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -228,11 +228,11 @@ impl GatherND {
 }
 
 impl Operator for GatherND {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (data, indices) = (inputs.ty(0)?, inputs.ty(1)?);
         let (batch, named) = self.split(&data.shape, &indices.shape)?;
         let shape = [&indices.shape[..indices.rank() - 1], &data.shape[batch + named..]].concat();
-        Ok(vec![typed(data.dtype, shape)?])
+        Ok(smallvec![typed(data.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -264,13 +264,13 @@ struct ReverseSequence {
 }
 
 impl Operator for ReverseSequence {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (input, lengths) = (inputs.ty(0)?, inputs.ty(1)?);
         let batch = usize::from(!self.batch_first);
         if input.rank() < 2 || lengths.shape != [input.shape[batch]] {
             return Err(format!("{input} is no batch of sequences with lengths {lengths}").into());
         }
-        Ok(vec![input.clone()])
+        Ok(smallvec![input.clone()])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -312,10 +312,10 @@ fn each_nonzero(view: &View<'_>, mut found: impl FnMut(usize)) {
 struct NonZero;
 
 impl Operator for NonZero {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let mut count = 0;
         each_nonzero(&inputs.value(0)?, |_| count += 1);
-        Ok(vec![typed(DataType::I64, [inputs.ty(0)?.rank(), count])?])
+        Ok(smallvec![typed(DataType::I64, [inputs.ty(0)?.rank(), count])?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -364,16 +364,16 @@ fn kept(condition: &[Bool], dim: usize) -> impl Iterator<Item = usize> {
 }
 
 impl Operator for Compress {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (input, condition) = (inputs.ty(0)?, inputs.ty(1)?);
         if condition.dtype != DataType::Bool || condition.rank() != 1 {
             return Err(format!("{condition} is no row of conditions").into());
         }
         let (at, [_, dim, _]) = self.split(&input.shape)?;
         let count = kept(inputs.value(1)?.elements(), dim).count();
-        let mut shape = if self.axis.is_some() { input.shape.clone() } else { vec![0] };
+        let mut shape = if self.axis.is_some() { input.shape.clone() } else { [0].into() };
         shape[at] = count;
-        Ok(vec![typed(input.dtype, shape)?])
+        Ok(smallvec![typed(input.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

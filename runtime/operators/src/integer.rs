@@ -2,7 +2,8 @@
 
 use super::conv::Filters;
 use super::matmul::Batches;
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
+use smallvec::smallvec;
 use std::ops::Range;
 use stepalloc_kernels::conv::Sizes;
 use stepalloc_kernels::{
@@ -173,7 +174,7 @@ impl MatMul {
 }
 
 impl Operator for MatMul {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let [right, a_zero, b_zero] = self.inputs();
         let (a, b) = (inputs.ty(0)?, inputs.ty(right)?);
         let batches = Batches::new(&a.shape, &b.shape)?;
@@ -183,7 +184,7 @@ impl Operator for MatMul {
         check(inputs, 0, a_zero, quantized.then_some(1), rows)?;
         check(inputs, right, b_zero, quantized.then_some(4), cols)?;
         let dtype = if quantized { output_type(inputs, 6, 7)? } else { DataType::I32 };
-        Ok(vec![typed(dtype, batches.out.into_vec())?])
+        Ok(smallvec![typed(dtype, batches.out.into_vec())?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {
@@ -307,7 +308,7 @@ impl Conv {
 }
 
 impl Operator for Conv {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let [weights, x_zero, w_zero] = self.inputs();
         let (x, w) = (inputs.ty(0)?, inputs.ty(weights)?);
         let sizes = self.filters.sizes(&x.shape, &w.shape)?;
@@ -316,14 +317,14 @@ impl Operator for Conv {
         check(inputs, 0, x_zero, quantized.then_some(1), 1)?;
         check(inputs, weights, w_zero, quantized.then_some(4), filters)?;
         if !quantized {
-            return Ok(vec![sizes.out(DataType::I32)?]);
+            return Ok(smallvec![sizes.out(DataType::I32)?]);
         }
         if let Some(bias) =
             inputs.opt(8).filter(|bias| bias.dtype != DataType::I32 || bias.shape != [filters])
         {
             return Err(format!("a bias {bias} does not fit weights {w}").into());
         }
-        Ok(vec![sizes.out(output_type(inputs, 6, 7)?)?])
+        Ok(smallvec![sizes.out(output_type(inputs, 6, 7)?)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {

@@ -4,7 +4,8 @@
 use super::integer::{Bytes, flip, split};
 use super::matmul::Batches;
 use super::quantize::{scale_of, to_bytes};
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::broadcast::broadcast;
 use stepalloc_kernels::gemm::int8::{self, Quantized, gemm_i8};
 use stepalloc_kernels::gemm::{Matrix, PARALLEL};
@@ -155,7 +156,7 @@ impl Product {
 }
 
 impl Operator for Product {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(self.b)?);
         let a_fits = if self.a_scale.is_some() { is_byte(a.dtype) } else { a.dtype == DataType::F32 };
         if !a_fits || !is_byte(b.dtype) {
@@ -179,7 +180,7 @@ impl Operator for Product {
             Some([_, zero]) => inputs.ty(zero)?.dtype,
             None => DataType::F32,
         };
-        Ok(vec![typed(dtype, batches.out.into_vec())?])
+        Ok(smallvec![typed(dtype, batches.out.into_vec())?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

@@ -3,7 +3,7 @@
 //! [`registry`] has them all. What they compute with is in `stepalloc-kernels`.
 
 use stepalloc_graph::operator::{
-    Call, Definition, INTERNAL, Known, Made, Operator, Registry, Reuse, Unclear, ints, typed,
+    Call, Definition, INTERNAL, Known, Made, Operator, Registry, Reuse, Types, Unclear, ints, typed,
 };
 use stepalloc_tensor::{Ints, Tensor, Type, axis};
 

@@ -2,14 +2,15 @@
 
 use super::elementwise::{Operand, broadcast_types, meet, meet_as, meet_bytes};
 use super::unary::{each, wide};
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, typed};
 use bytemuck::Pod;
+use smallvec::smallvec;
 use stepalloc_kernels::{
     broadcast::Walk,
     minifloat::{decode, is_minifloat},
     no,
 };
-use stepalloc_tensor::{Bool, DataType, Element, Type, by_integer, by_width};
+use stepalloc_tensor::{Bool, DataType, Element, by_integer, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -52,7 +53,7 @@ enum Bitwise {
 }
 
 impl Operator for Bitwise {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         let fits = match self {
             Self::And { of: Some(of) } | Self::Or { of: Some(of) } | Self::Xor { of: Some(of) } => {
@@ -63,7 +64,7 @@ impl Operator for Bitwise {
         if a.dtype != b.dtype || !fits {
             return Err(format!("it is not made for {a} and {b}").into());
         }
-        Ok(vec![typed(a.dtype, broadcast_types(&[a, b])?)?])
+        Ok(smallvec![typed(a.dtype, broadcast_types(&[a, b])?)?])
     }
 
     fn reuse(&self) -> Reuse {
@@ -114,12 +115,12 @@ struct Not {
 }
 
 impl Operator for Not {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if self.bits && !is_integer(input.dtype) || !self.bits && input.dtype != DataType::Bool {
             return Err(no(input.dtype).into());
         }
-        Ok(vec![input.clone()])
+        Ok(smallvec![input.clone()])
     }
 
     fn reuse(&self) -> Reuse {
@@ -148,12 +149,12 @@ enum Compare {
 }
 
 impl Operator for Compare {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         if a.dtype != b.dtype {
             return Err(format!("{a} and {b} have elements of two types").into());
         }
-        Ok(vec![typed(DataType::Bool, broadcast_types(&[a, b])?)?])
+        Ok(smallvec![typed(DataType::Bool, broadcast_types(&[a, b])?)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -190,12 +191,12 @@ impl Operator for Compare {
 struct Where;
 
 impl Operator for Where {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (condition, a, b) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
         if condition.dtype != DataType::Bool || a.dtype != b.dtype {
             return Err(format!("it cannot choose by {condition} between {a} and {b}").into());
         }
-        Ok(vec![typed(a.dtype, broadcast_types(&[condition, a, b])?)?])
+        Ok(smallvec![typed(a.dtype, broadcast_types(&[condition, a, b])?)?])
     }
 
     fn reuse(&self) -> Reuse {
@@ -282,12 +283,12 @@ enum Is {
 }
 
 impl Operator for Is {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if !input.dtype.is_float() && !is_minifloat(input.dtype) {
             return Err(no(input.dtype).into());
         }
-        Ok(vec![typed(DataType::Bool, input.shape.clone())?])
+        Ok(smallvec![typed(DataType::Bool, input.shape.clone())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

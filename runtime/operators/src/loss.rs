@@ -1,11 +1,12 @@
 //! Losses of classification: how improbable the right classes are.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::{
     blocks::{Source, put},
     no,
 };
-use stepalloc_tensor::{DataType, Type, View};
+use stepalloc_tensor::{DataType, Shape, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let softmax = match node.op {
@@ -44,7 +45,7 @@ struct Loss {
 }
 
 impl Operator for Loss {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (scores, target) = (inputs.ty(0)?, inputs.ty(1)?);
         let [batch, classes, rest @ ..] = &scores.shape[..] else {
             return Err(format!("{scores} has no classes").into());
@@ -57,8 +58,8 @@ impl Operator for Loss {
         {
             return Err(format!("{weight} is not a weight for each class of {scores}").into());
         }
-        let shape = if self.reduction == Reduction::None { target.shape.clone() } else { Vec::new() };
-        let mut types = vec![typed(scores.dtype, shape)?];
+        let shape = if self.reduction == Reduction::None { target.shape.clone() } else { Shape::default() };
+        let mut types = smallvec![typed(scores.dtype, shape)?];
         if self.outputs > 1 {
             types.push(scores.clone());
         }

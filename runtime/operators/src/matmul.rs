@@ -1,7 +1,7 @@
 //! Products of matrices as operators: MatMul and Gemm, and of quantized elements MatMulInteger and QLinearMatMul.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
-use smallvec::SmallVec;
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_graph::{Attributes, PackSpec, Prepacked};
 use stepalloc_kernels::gemm::prepacked::{Layout, Packed, PackedBMatrix};
 use stepalloc_kernels::{
@@ -216,12 +216,12 @@ impl MatMul {
 }
 
 impl Operator for MatMul {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         if a.dtype != b.dtype {
             return Err(format!("{a} and {b} have elements of two types").into());
         }
-        Ok(vec![typed(a.dtype, self.batches(&a.shape, &b.shape)?.out.into_vec())?])
+        Ok(smallvec![typed(a.dtype, self.batches(&a.shape, &b.shape)?.out.into_vec())?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
@@ -348,7 +348,7 @@ impl Gemm {
 }
 
 impl Operator for Gemm {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         let [m, n, _] = self.sizes(&a.shape, &b.shape)?;
         let c = inputs.opt(2);
@@ -360,7 +360,7 @@ impl Operator for Gemm {
         {
             return Err(format!("{c} does not fit a product of {m} x {n}").into());
         }
-        Ok(vec![typed(a.dtype, [m, n])?])
+        Ok(smallvec![typed(a.dtype, [m, n])?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

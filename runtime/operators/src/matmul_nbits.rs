@@ -1,6 +1,7 @@
 //! com.microsoft's `MatMulNBits`: products with constant weights of 2, 4 or 8 bits, in blocks with a scale each.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::gemm::Matrix;
 use stepalloc_kernels::gemm::nbits::{NBits, Zeros, multiply, scratch};
 use stepalloc_kernels::no;
@@ -64,7 +65,7 @@ impl MatMulNBits {
 }
 
 impl Operator for MatMulNBits {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b, scales) = (inputs.ty(0)?, inputs.ty(B)?, inputs.ty(SCALES)?);
         let &Self { bits, block, depth, cols } = self;
         if !matches!(a.dtype, DataType::F32 | DataType::F16 | DataType::BF16) {
@@ -102,7 +103,7 @@ impl Operator for MatMulNBits {
         }
         let mut shape = a.shape.clone();
         shape.last_mut().into_iter().for_each(|last| *last = cols);
-        Ok(vec![typed(a.dtype, shape)?])
+        Ok(smallvec![typed(a.dtype, shape)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

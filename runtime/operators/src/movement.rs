@@ -1,12 +1,12 @@
 //! Operators that give elements other places: transposes, parts, and what is put together of them.
 
-use super::{Call, Definition, Ints, Known, Made, Operator, Unclear, axis, ints, typed};
-use smallvec::SmallVec;
+use super::{Call, Definition, Ints, Known, Made, Operator, Types, Unclear, axis, ints, typed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::{
     broadcast::broadcast,
     strided::{Axes, Axis, copy, lay_out, permuted, strides},
 };
-use stepalloc_tensor::{Type, by_width};
+use stepalloc_tensor::{Shape, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -70,10 +70,10 @@ impl Transpose {
 }
 
 impl Operator for Transpose {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let shape: Vec<_> = self.order(input.rank())?.iter().map(|&at| input.shape[at]).collect();
-        Ok(vec![typed(input.dtype, shape)?])
+        Ok(smallvec![typed(input.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -89,7 +89,7 @@ enum Repeated {
 }
 
 impl Operator for Repeated {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let told = inputs.ints(1)?;
         let wanted = told.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>();
@@ -107,7 +107,7 @@ impl Operator for Repeated {
                     .ok_or_else(|| format!("{input} {wanted:?} times is too large"))?
             }
         };
-        Ok(vec![typed(input.dtype, shape.into_vec())?])
+        Ok(smallvec![typed(input.dtype, shape.into_vec())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -148,7 +148,7 @@ struct Concat {
 }
 
 impl Operator for Concat {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let first = inputs.ty(0)?;
         let at = axis(self.axis, first.rank())?;
         let mut shape = first.shape.clone();
@@ -162,7 +162,7 @@ impl Operator for Concat {
             }
             shape[at] = shape[at].checked_add(next.shape[at]).ok_or("it is too large")?;
         }
-        Ok(vec![typed(first.dtype, shape)?])
+        Ok(smallvec![typed(first.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -201,16 +201,16 @@ struct Split {
 }
 
 impl Operator for Split {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let at = axis(self.axis, input.rank())?;
         let whole = input.shape[at];
         let told = match &self.sizes {
-            Some(told) => Some(told.clone()),
+            Some(told) => Some(Ints::from_slice(told)),
             None => inputs.opt_ints(1)?,
         };
-        let sizes: Vec<usize> = if let Some(told) = told {
-            let sizes = told.iter().map(|&size| usize::try_from(size)).collect::<Result<Vec<_>, _>>();
+        let sizes: Shape = if let Some(told) = told {
+            let sizes = told.iter().map(|&size| usize::try_from(size)).collect::<Result<Shape, _>>();
             let sizes = sizes.map_err(|_| format!("one of {told:?} is negative"))?;
             let sum = sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
             if sum != Some(whole) {
@@ -327,7 +327,7 @@ fn ranges(
 }
 
 impl Operator for Slice {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let ranges = match &self.told {
             Some((starts, ends)) => ranges(&input.shape, starts, ends, self.axes.as_deref(), None)?,
@@ -337,7 +337,7 @@ impl Operator for Slice {
                 ranges(&input.shape, &starts, &ends, axes.as_deref(), steps.as_deref())?
             }
         };
-        Ok(vec![typed(input.dtype, ranges.iter().map(|range| range.length).collect::<Vec<_>>())?])
+        Ok(smallvec![typed(input.dtype, ranges.iter().map(|range| range.length).collect::<Vec<_>>())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -375,7 +375,7 @@ struct Blocks {
 }
 
 impl Operator for Blocks {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let &[batch, depth, height, width] = &input.shape[..] else {
             return Err(format!("{input} is no batch of images").into());
@@ -393,11 +393,11 @@ impl Operator for Blocks {
         }
         let grown = |dim: usize, by: usize| dim.checked_mul(by).ok_or_else(large);
         let shape = if self.to_depth {
-            vec![batch, grown(depth, square)?, height / block, width / block]
+            [batch, grown(depth, square)?, height / block, width / block]
         } else {
-            vec![batch, depth / square, grown(height, block)?, grown(width, block)?]
+            [batch, depth / square, grown(height, block)?, grown(width, block)?]
         };
-        Ok(vec![typed(input.dtype, shape)?])
+        Ok(smallvec![typed(input.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

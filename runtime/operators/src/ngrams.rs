@@ -1,11 +1,11 @@
 //! Counts of short sequences of words, which are numbers here: TfIdfVectorizer.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
-use smallvec::SmallVec;
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
+use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use stepalloc_kernels::no;
-use stepalloc_tensor::{DataType, Type};
+use stepalloc_tensor::{DataType, Shape, Type};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     (node.op == "TfIdfVectorizer").then(|| Ok(Box::new(Vectorizer::new(node)?) as _))
@@ -112,18 +112,18 @@ impl Vectorizer {
 }
 
 impl Operator for Vectorizer {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if !matches!(input.dtype, DataType::I32 | DataType::I64) {
             return Err(no(input.dtype).into());
         }
         let mut shape = match &input.shape[..] {
-            [] | [_] => Vec::new(),
-            [rows, _] => vec![*rows],
+            [] | [_] => Shape::default(),
+            [rows, _] => [*rows].into(),
             _ => return Err(format!("{input} has more than two dimensions").into()),
         };
         shape.push(self.columns);
-        Ok(vec![typed(DataType::F32, shape)?])
+        Ok(smallvec![typed(DataType::F32, shape)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

@@ -2,8 +2,8 @@
 
 use super::reduce::offset;
 use super::slabs::{self, Affine, Kernel, Real};
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, axis, typed};
-use smallvec::SmallVec;
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis, typed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::broadcast::Walk;
 use stepalloc_tensor::{DataType, Type};
 
@@ -116,12 +116,12 @@ impl Normalization {
 }
 
 impl Operator for Normalization {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (input, scale) = (inputs.ty(0)?, inputs.ty(1)?);
         let bias = inputs.opt(2).filter(|_| self.has_bias());
         self.stretch(&input.shape, &scale.shape, bias.map(|ty| &ty.shape[..]))?;
         let dtype = if matches!(self.what, What::Rms) { scale.dtype } else { input.dtype };
-        let mut types = vec![typed(dtype, input.shape.clone())?];
+        let mut types = smallvec![typed(dtype, input.shape.clone())?];
         if matches!(self.what, What::Layer) {
             let at = axis(self.axis, input.rank())?;
             let mut shape = input.shape.clone();

@@ -1,9 +1,10 @@
 //! Operators that make each element from the one at the same place, for numbers of any type.
 
 use super::unary::{blocks, blocks_at, each, wide};
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, cast};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, cast};
+use smallvec::smallvec;
 use stepalloc_kernels::no;
-use stepalloc_tensor::{DataType, Number, Type, by_number, by_type};
+use stepalloc_tensor::{DataType, Number, by_number, by_type};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -31,8 +32,8 @@ enum Numeric {
 }
 
 impl Operator for Numeric {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
-        Ok(vec![inputs.ty(0)?.clone()])
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
+        Ok(smallvec![inputs.ty(0)?.clone()])
     }
 
     fn reuse(&self) -> Reuse {
@@ -105,14 +106,14 @@ struct Clip {
 }
 
 impl Operator for Clip {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         for limit in [inputs.opt(1), inputs.opt(2)].into_iter().flatten() {
             if limit.dtype != input.dtype || limit.elements() != 1 {
                 return Err(format!("its limit is {limit}, not one element of {}", input.dtype).into());
             }
         }
-        Ok(vec![input.clone()])
+        Ok(smallvec![input.clone()])
     }
 
     fn reuse(&self) -> Reuse {

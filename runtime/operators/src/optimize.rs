@@ -3,9 +3,9 @@
 //! Inputs are the learning rate, the number of steps so far, and then tensors group by group: all weights, all their gradients, and so
 //! on. Outputs are groups too: the new weights, and what is remembered of gradients.
 
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, ints};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, ints};
 use stepalloc_kernels::{no, real::Real};
-use stepalloc_tensor::{DataType, Number, Type, by_type};
+use stepalloc_tensor::{DataType, Number, by_type};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     if node.domain != "ai.onnx.preview.training" {
@@ -168,7 +168,7 @@ impl Optimizer {
 }
 
 impl Operator for Optimizer {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         for index in 0..2 {
             let ty = inputs.ty(index)?;
             if ty.elements() != 1 {
@@ -176,7 +176,7 @@ impl Operator for Optimizer {
             }
         }
         let groups = self.rule.remembered() + 2;
-        let mut outputs = Vec::new();
+        let mut outputs = Types::new();
         for group in 0..groups {
             for index in 0..self.weights {
                 let (weights, ty) = (inputs.ty(2 + index)?, inputs.ty(2 + group * self.weights + index)?);

@@ -1,9 +1,9 @@
 //! Pools: one number of each window, or of each plane; and what puts maxima back where they were.
 
 use super::sliding::sliding;
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
 use rten_simd::{Isa, SimdOp};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 use stepalloc_graph::Attributes;
 use stepalloc_kernels::{
@@ -80,15 +80,15 @@ impl Pool {
 }
 
 impl Operator for Pool {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let window = self.window(&input.shape)?;
         let mut shape = input.shape[..2].to_vec();
         shape.extend(window.shape());
         let output = typed(input.dtype, shape.clone())?;
         Ok(match self.of {
-            Of::Max => vec![output, typed(DataType::I64, shape)?],
-            _ => vec![output],
+            Of::Max => smallvec![output, typed(DataType::I64, shape)?],
+            _ => smallvec![output],
         })
     }
 
@@ -346,14 +346,14 @@ fn window_size(axes: &[Axis]) -> usize {
 struct Global(Of);
 
 impl Operator for Global {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let mut shape = input.shape.clone();
         if shape.len() < 2 {
             return Err(format!("an input {input} has no channels").into());
         }
         shape[2..].fill(1);
-        Ok(vec![typed(input.dtype, shape)?])
+        Ok(smallvec![typed(input.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -484,7 +484,7 @@ impl MaxUnpool {
 }
 
 impl Operator for MaxUnpool {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (input, indices) = (inputs.ty(0)?, inputs.ty(1)?);
         if input.shape != indices.shape || indices.dtype != DataType::I64 {
             return Err(format!("{indices} are not the indices of {input}").into());
@@ -500,7 +500,7 @@ impl Operator for MaxUnpool {
         if shape.len() != pooled.len() || shape.iter().zip(&pooled).any(|(to, from)| to < from) {
             return Err(format!("output_shape {shape:?} does not hold {:?}", pooled.as_slice()).into());
         }
-        Ok(vec![typed(input.dtype, shape)?])
+        Ok(smallvec![typed(input.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

@@ -1,15 +1,16 @@
 //! Operators between real numbers and those of few bits, with a scale and a zero point for all, for each index of an axis, or for
 //! each block along one.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
 use rten_simd::{Isa, SimdOp};
+use smallvec::smallvec;
 use stepalloc_kernels::{
     broadcast::{PARALLEL, PART},
     minifloat::{encode, is_minifloat, small_integer},
     no,
     scales::{FEW, Few, Grid, Scales, is_read, load, nearest},
 };
-use stepalloc_tensor::{DataType, Element, Type, View, ViewMut, bf16, f16};
+use stepalloc_tensor::{DataType, Element, View, ViewMut, bf16, f16};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -152,7 +153,7 @@ pub(super) fn scale_of(x: &[f32]) -> (f32, f32) {
 struct Quantize(Told);
 
 impl Operator for Quantize {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, scale, zero) = (inputs.ty(0)?, inputs.ty(1)?, inputs.opt(2));
         Grid::new(self.0.axis, self.0.block, &x.shape, &scale.shape)?;
         let to = zero.map(|zero| zero.dtype).or(self.0.output).unwrap_or(DataType::U8);
@@ -169,7 +170,7 @@ impl Operator for Quantize {
         if range(to).is_none() && (!is_minifloat(to) || to == DataType::F8E8M0) {
             return Err(format!("nothing can be quantized to {to}").into());
         }
-        Ok(vec![typed(to, x.shape.clone())?])
+        Ok(smallvec![typed(to, x.shape.clone())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -229,7 +230,7 @@ fn quantize(x: &View<'_>, scales: &Scales<'_>, precision: DataType, saturate: bo
 struct Dequantize(Told);
 
 impl Operator for Dequantize {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, scale, zero) = (inputs.ty(0)?, inputs.ty(1)?, inputs.opt(2));
         Grid::new(self.0.axis, self.0.block, &x.shape, &scale.shape)?;
         if let Some(zero) = zero.filter(|zero| zero.elements() != scale.elements() || zero.dtype != x.dtype) {
@@ -247,7 +248,7 @@ impl Operator for Dequantize {
         if !matches!(to, DataType::F32 | DataType::F16 | DataType::BF16) {
             return Err(format!("nothing can be dequantized to {to}").into());
         }
-        Ok(vec![typed(to, x.shape.clone())?])
+        Ok(smallvec![typed(to, x.shape.clone())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -301,12 +302,16 @@ fn dequantize<T: Element>(
 struct DynamicQuantize;
 
 impl Operator for DynamicQuantize {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let x = inputs.ty(0)?;
         if x.dtype != DataType::F32 {
             return Err(no(x.dtype).into());
         }
-        Ok(vec![typed(DataType::U8, x.shape.clone())?, typed(DataType::F32, [])?, typed(DataType::U8, [])?])
+        Ok(smallvec![
+            typed(DataType::U8, x.shape.clone())?,
+            typed(DataType::F32, [])?,
+            typed(DataType::U8, [])?
+        ])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

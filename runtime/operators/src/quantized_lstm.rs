@@ -4,7 +4,7 @@
 //! in each step; here they stay as they are.
 
 use super::recurrent;
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
 use stepalloc_kernels::real::Space;
 use stepalloc_tensor::{DataType, Type, View};
 
@@ -75,7 +75,7 @@ fn widen(from: View<'_>, scale: View<'_>, zero: View<'_>, to: &mut [f32]) {
 }
 
 impl Operator for Quantized {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let own = read(inputs)?;
         self.layer.infer(&Known { types: &types(inputs, &own), values: &[] })
     }

@@ -3,7 +3,8 @@
 //! The generator is the Mersenne twister (Matsumoto and Nishimura, 1998), seeded as numpy's `RandomState` is: what the standard's own
 //! tests of Dropout expect. A node with a seed gives the same in every run.
 
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, typed};
+use smallvec::smallvec;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use stepalloc_kernels::{blocks::Wide as _, no};
 use stepalloc_tensor::{Bool, DataType, Number, Type, View, by_float, by_number, by_type};
@@ -134,9 +135,9 @@ struct Random {
 }
 
 impl Operator for Random {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (shape, dtype) = match (&self.shape, self.dtype) {
-            (Some(shape), Some(dtype)) => (shape.clone(), dtype),
+            (Some(shape), Some(dtype)) => (shape[..].into(), dtype),
             (_, dtype) => {
                 let input = inputs.ty(0)?;
                 (input.shape.clone(), dtype.unwrap_or(input.dtype))
@@ -145,7 +146,7 @@ impl Operator for Random {
         if !dtype.is_float() {
             return Err(no(dtype).into());
         }
-        Ok(vec![typed(dtype, shape)?])
+        Ok(smallvec![typed(dtype, shape)?])
     }
 
     fn is_pure(&self) -> bool {
@@ -185,9 +186,9 @@ struct Bernoulli {
 }
 
 impl Operator for Bernoulli {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
-        Ok(vec![typed(self.dtype.unwrap_or(input.dtype), input.shape.clone())?])
+        Ok(smallvec![typed(self.dtype.unwrap_or(input.dtype), input.shape.clone())?])
     }
 
     fn is_pure(&self) -> bool {
@@ -229,7 +230,7 @@ struct Multinomial {
 }
 
 impl Operator for Multinomial {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let [batch, classes] = input.shape[..] else {
             return Err(format!("{input} is not of batch and classes").into());
@@ -237,7 +238,7 @@ impl Operator for Multinomial {
         if classes == 0 && batch * self.samples > 0 {
             return Err("there are no classes to choose from".into());
         }
-        Ok(vec![typed(self.dtype, [batch, self.samples])?])
+        Ok(smallvec![typed(self.dtype, [batch, self.samples])?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
@@ -327,10 +328,10 @@ impl Dropout {
 }
 
 impl Operator for Dropout {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let mask = if self.mask_like_data { input.dtype } else { DataType::Bool };
-        let mut types = vec![input.clone()];
+        let mut types = smallvec![input.clone()];
         types.resize(self.outputs.clamp(1, 2), typed(mask, input.shape.clone())?);
         Ok(types)
     }

@@ -4,7 +4,8 @@
 //! the whole batch, and goes through it row by row. Gates lie one behind the other in each row, in the order of the weights. The
 //! weights of the states are read in every step: for the states of a batch, they are laid out in panels before the first one.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, ints, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, ints, typed};
+use smallvec::smallvec;
 use std::ops::Range;
 use stepalloc_kernels::gemm::{Matrix, panels};
 use stepalloc_kernels::{
@@ -459,7 +460,7 @@ fn add_product<W: Real>(to: &mut [W], a: &[W], b: &[W]) {
 }
 
 impl Operator for Layer {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let Sizes { steps, batch, hidden, .. } = self.sizes(inputs)?;
         let (dtype, directions) = (inputs.ty(0)?.dtype, self.backwards.len());
         let all = match self.batch_first {
@@ -468,7 +469,7 @@ impl Operator for Layer {
         };
         let state = typed(dtype, self.state(directions, batch, hidden))?;
         let states = if self.kind == Kind::Lstm { 2 } else { 1 };
-        let mut types = vec![typed(dtype, all)?];
+        let mut types = smallvec![typed(dtype, all)?];
         types.extend(std::iter::repeat_n(state, states));
         Ok(types)
     }

@@ -3,15 +3,15 @@
 //! Dimensions that lie next to each other and are both kept or both reduced count as one. What is left is walked through so that the
 //! innermost loop is along memory: over a row that becomes one number, or over as many columns as fit a small block of accumulators.
 
-use super::{Definition, Known, Made, Operator, Unclear, axis, ints, typed};
+use super::{Definition, Known, Made, Operator, Types, Unclear, axis, ints, typed};
 use crate::Call;
 use rten_simd::SimdOp;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::{
     blocks::{BLOCK, SIGN, Source, Wide, by_wide, number},
     no,
 };
-use stepalloc_tensor::{DataType, Number, Type};
+use stepalloc_tensor::{DataType, Ints, Number, Shape};
 use stepalloc_threads as threads;
 
 /// Work, in elements, that is worth being shared among threads.
@@ -80,20 +80,20 @@ impl Reduce {
 }
 
 impl Operator for Reduce {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let axes = match &self.axes {
-            Some(axes) => Some(axes.clone()),
+            Some(axes) => Some(Ints::from_slice(axes)),
             None => inputs.opt_ints(1)?,
         };
         let reduced = self.reduced(axes.as_deref(), input.rank())?;
         let dims = input.shape.iter().zip(reduced);
-        let shape: Vec<_> = if self.keep {
+        let shape: Shape = if self.keep {
             dims.map(|(&dim, reduced)| if reduced { 1 } else { dim }).collect()
         } else {
             dims.filter(|(_, reduced)| !reduced).map(|(&dim, _)| dim).collect()
         };
-        Ok(vec![typed(input.dtype, shape)?])
+        Ok(smallvec![typed(input.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

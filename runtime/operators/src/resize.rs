@@ -1,7 +1,7 @@
 //! Resize and Upsample: what sizes come out, and where in the input an element of the output lies.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, axis, ints, typed};
-use smallvec::SmallVec;
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, ints, typed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::{
     interpolate::{Filter, Line, interpolate, is_wide, room},
     repeat::{Level, repeat},
@@ -283,9 +283,9 @@ impl Resize {
 }
 
 impl Operator for Resize {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let shape: Vec<_> = self.known(inputs)?.iter().map(|dim| dim.output).collect();
-        Ok(vec![typed(inputs.ty(0)?.dtype, shape)?])
+        Ok(smallvec![typed(inputs.ty(0)?.dtype, shape)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {

@@ -3,7 +3,7 @@
 //! Before version 9 it runs so for each member of a batch: dimension 0 of every input, and the sequences are along dimension 1.
 
 use super::control::{Body, axis_of, body, certain, deliver};
-use super::{Call, Definition, Known, Operator, Unclear, typed, zeroed};
+use super::{Call, Definition, Known, Operator, Types, Unclear, typed, zeroed};
 use stepalloc_tensor::{Tensor, Type, View};
 
 pub(super) struct Scan {
@@ -232,7 +232,7 @@ fn batch_of(ty: &Type, size: usize) -> Result<Type, String> {
 }
 
 fn type_of(view: &View<'_>) -> Type {
-    Type { dtype: view.dtype, shape: view.shape.to_vec() }
+    Type { dtype: view.dtype, shape: view.shape.into() }
 }
 
 /// Bytes of what lies at one place of dimensions up to this one.
@@ -241,7 +241,7 @@ fn inner_bytes(view: &View<'_>, axis: usize) -> usize {
 }
 
 impl Operator for Scan {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let first = usize::from(self.batched);
         let types = (0..self.states + self.scans)
             .map(|index| inputs.ty(first + index).cloned())

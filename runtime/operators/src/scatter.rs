@@ -2,7 +2,8 @@
 //! them.
 
 use super::index::{Indices, each_row, fits};
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, axis, typed};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::no;
 use stepalloc_kernels::strided::strides;
 use stepalloc_tensor::{Number, Type, View, ViewMut, by_number, by_width};
@@ -96,11 +97,11 @@ struct ScatterElements {
 }
 
 impl Operator for ScatterElements {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (data, indices, updates) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
         fits(indices, data, axis(self.axis, data.rank())?)?;
         same(updates, &Type { dtype: data.dtype, shape: indices.shape.clone() })?;
-        Ok(vec![data.clone()])
+        Ok(smallvec![data.clone()])
     }
 
     fn reuse(&self) -> Reuse {
@@ -148,12 +149,12 @@ struct ScatterND {
 }
 
 impl Operator for ScatterND {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (data, indices, updates) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
         let rows = indices.shape.split_last().filter(|&(&named, _)| named <= data.rank());
         let (&named, outer) = rows.ok_or_else(|| format!("indices {indices} do not fit {data}"))?;
         same(updates, &typed(data.dtype, [outer, &data.shape[named..]].concat())?)?;
-        Ok(vec![data.clone()])
+        Ok(smallvec![data.clone()])
     }
 
     fn reuse(&self) -> Reuse {
@@ -184,7 +185,7 @@ struct TensorScatter {
 }
 
 impl Operator for TensorScatter {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (cache, update) = (inputs.ty(0)?, inputs.ty(1)?);
         let at = axis(self.axis, cache.rank())?;
         let mut wanted = cache.clone();
@@ -198,7 +199,7 @@ impl Operator for TensorScatter {
         {
             return Err(format!("{indices} is not one for each of {} samples", cache.shape[0]).into());
         }
-        Ok(vec![cache.clone()])
+        Ok(smallvec![cache.clone()])
     }
 
     fn reuse(&self) -> Reuse {

@@ -2,10 +2,11 @@
 //! better ones.
 
 use super::fills::single;
-use super::{Call, Definition, Known, Made, Operator, Unclear, axis, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, typed};
+use smallvec::smallvec;
 use std::cmp::Ordering;
 use stepalloc_kernels::{no, real::Space};
-use stepalloc_tensor::{DataType, Element, Tensor, Type, View, by_type, by_width};
+use stepalloc_tensor::{DataType, Element, Shape, Tensor, Type, View, by_type, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -89,13 +90,13 @@ fn compare_rows<T: Element + PartialOrd>(a: &[u8], b: &[u8]) -> Ordering {
 }
 
 impl Operator for Unique {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.value(0)?;
         let [_, dim, _] = self.split(input.shape)?;
         let kinds = self.sort(&input, &mut vec![0; dim], &mut vec![0; dim])?;
-        let mut shape = if self.axis.is_some() { input.shape.to_vec() } else { vec![0] };
+        let mut shape = if self.axis.is_some() { Shape::from(input.shape) } else { [0].into() };
         shape[self.axis.map_or(Ok(0), |at| axis(at, input.shape.len()))?] = kinds;
-        let mut types = vec![typed(input.dtype, shape)?];
+        let mut types = smallvec![typed(input.dtype, shape)?];
         for count in [kinds, dim, kinds] {
             types.push(typed(DataType::I64, [count])?);
         }
@@ -390,7 +391,7 @@ fn memory(count: usize) -> Vec<u32> {
 }
 
 impl Operator for NonMaxSuppression {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let mut views = [None; 5];
         for (index, view) in views.iter_mut().enumerate() {
             *view = inputs.opt(index).map(|_| inputs.value(index)).transpose()?;
@@ -399,7 +400,7 @@ impl Operator for NonMaxSuppression {
         let (mut memory, mut count) = (memory(of.count), 0);
         let room = &mut Room::new(bytemuck::cast_slice_mut(&mut memory), of.count)?;
         self.suppress(&of, room, &mut |_| count += 1);
-        Ok(vec![typed(DataType::I64, [count, 3])?])
+        Ok(smallvec![typed(DataType::I64, [count, 3])?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

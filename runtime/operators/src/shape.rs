@@ -1,8 +1,9 @@
 //! Operators that give the same elements in another shape, and those that tell and make shapes.
 
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, axis, typed};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis, typed};
+use smallvec::smallvec;
 use std::sync::Arc;
-use stepalloc_tensor::{DataType, Tensor, Type, by_width};
+use stepalloc_tensor::{DataType, Ints, Shape as Sizes, Tensor, Type, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -34,11 +35,11 @@ enum Reshaped {
 }
 
 impl Operator for Reshaped {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         // An attribute in old versions, an input in new ones.
         let told = |attribute: &Option<Vec<i64>>| match attribute {
-            Some(told) => Ok(Some(told.clone())),
+            Some(told) => Ok(Some(Ints::from_slice(told))),
             None => inputs.opt_ints(1),
         };
         let shape = match self {
@@ -50,12 +51,12 @@ impl Operator for Reshaped {
             Self::Flatten(at) => {
                 let rank = input.rank();
                 let at = if *at == rank as i64 { rank } else { axis(*at, rank)? };
-                vec![input.shape[..at].iter().product(), input.shape[at..].iter().product()]
+                [input.shape[..at].iter().product(), input.shape[at..].iter().product()].into()
             }
             Self::Squeeze(axes) => {
                 let rank = input.rank();
                 let gone = match told(axes)? {
-                    Some(axes) => axes.into_iter().map(|at| axis(at, rank)).collect::<Result<Vec<_>, _>>()?,
+                    Some(axes) => axes.into_iter().map(|at| axis(at, rank)).collect::<Result<Sizes, _>>()?,
                     None => (0..rank).filter(|&at| input.shape[at] == 1).collect(),
                 };
                 if let Some(at) = gone.iter().find(|&&at| input.shape[at] != 1) {
@@ -66,13 +67,13 @@ impl Operator for Reshaped {
             Self::Unsqueeze(axes) => {
                 let axes = told(axes)?.ok_or("it is told no axes")?;
                 let rank = input.rank() + axes.len();
-                let new = axes.into_iter().map(|at| axis(at, rank)).collect::<Result<Vec<_>, _>>()?;
+                let new = axes.into_iter().map(|at| axis(at, rank)).collect::<Result<Sizes, _>>()?;
                 let mut old = input.shape.iter();
                 let dim = |at| if new.contains(&at) { Some(1) } else { old.next().copied() };
                 (0..rank).map(dim).collect::<Option<_>>().ok_or("an axis is named twice")?
             }
         };
-        Ok(vec![typed(input.dtype, shape)?])
+        Ok(smallvec![typed(input.dtype, shape)?])
     }
 
     fn reuse(&self) -> Reuse {
@@ -89,9 +90,9 @@ impl Operator for Reshaped {
 }
 
 /// The shape of `input` when it is to be `wanted`, where -1 is what is left and 0 what it was.
-fn reshape(input: &Type, wanted: &[i64], allow_zero: bool) -> Result<Vec<usize>, String> {
+fn reshape(input: &Type, wanted: &[i64], allow_zero: bool) -> Result<Sizes, String> {
     let wrong = || format!("{input} cannot be of shape {wanted:?}");
-    let mut shape = Vec::with_capacity(wanted.len());
+    let mut shape = Sizes::default();
     let mut open = None;
     for (at, &dim) in wanted.iter().enumerate() {
         shape.push(match dim {
@@ -130,8 +131,8 @@ impl Shape {
 }
 
 impl Operator for Shape {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
-        Ok(vec![typed(DataType::I64, [self.range(inputs.ty(0)?.rank()).len()])?])
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
+        Ok(smallvec![typed(DataType::I64, [self.range(inputs.ty(0)?.rank()).len()])?])
     }
 
     fn looks_at_types_only(&self) -> bool {
@@ -151,9 +152,9 @@ impl Operator for Shape {
 struct Size;
 
 impl Operator for Size {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         inputs.ty(0)?;
-        Ok(vec![typed(DataType::I64, [])?])
+        Ok(smallvec![typed(DataType::I64, [])?])
     }
 
     fn looks_at_types_only(&self) -> bool {
@@ -189,8 +190,8 @@ fn constant(node: &Definition<'_>) -> Result<Box<dyn Operator>, String> {
 }
 
 impl Operator for Constant {
-    fn infer(&self, _: &Known<'_>) -> Result<Vec<Type>, Unclear> {
-        Ok(vec![self.0.ty().clone()])
+    fn infer(&self, _: &Known<'_>) -> Result<Types, Unclear> {
+        Ok(smallvec![self.0.ty().clone()])
     }
 
     fn constant(&self) -> Option<Arc<Tensor>> {
@@ -209,13 +210,13 @@ struct ConstantOfShape {
 }
 
 impl Operator for ConstantOfShape {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let dims = inputs.ints(0)?.into_iter().map(usize::try_from).collect::<Result<Vec<_>, _>>();
         let dtype = self.value.as_ref().map_or(DataType::F32, |value| value.ty().dtype);
         if self.value.as_ref().is_some_and(|value| value.ty().elements() != 1) {
             return Err("its value has not one element".into());
         }
-        Ok(vec![typed(dtype, dims.map_err(|_| "a dimension is negative")?)?])
+        Ok(smallvec![typed(dtype, dims.map_err(|_| "a dimension is negative")?)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

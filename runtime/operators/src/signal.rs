@@ -1,12 +1,13 @@
 //! What spectra are made with: windows and mel weights.
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
+use smallvec::smallvec;
 use std::f64::consts::PI;
 use stepalloc_kernels::{
     blocks::{Source, number, put},
     no,
 };
-use stepalloc_tensor::{DataType, Type, View};
+use stepalloc_tensor::{DataType, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let cosines: &[f64] = match node.op {
@@ -49,8 +50,8 @@ struct Window {
 }
 
 impl Operator for Window {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
-        Ok(vec![typed(self.dtype, [size(inputs, 0)?])?])
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
+        Ok(smallvec![typed(self.dtype, [size(inputs, 0)?])?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -84,9 +85,9 @@ fn hertz(view: &View<'_>) -> Result<f64, String> {
 }
 
 impl Operator for MelWeights {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (bands, length) = (size(inputs, 0)?, size(inputs, 1)?);
-        Ok(vec![typed(self.dtype, [length / 2 + 1, bands])?])
+        Ok(smallvec![typed(self.dtype, [length / 2 + 1, bands])?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

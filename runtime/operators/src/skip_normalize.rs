@@ -1,7 +1,8 @@
 //! A sum and its normalization in one: com.microsoft's `SkipLayerNormalization`, and `SkipSimplifiedLayerNormalization`, which takes no
 //! mean off.
 
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear};
+use smallvec::smallvec;
 use stepalloc_kernels::blocks::Wide;
 use stepalloc_kernels::no;
 use stepalloc_kernels::real::{Space, widened, widened_bytes};
@@ -76,7 +77,7 @@ impl SkipNormalization {
 }
 
 impl Operator for SkipNormalization {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (input, skip) = (inputs.ty(0)?, inputs.ty(1)?);
         known(input.dtype)?;
         // One member of a batch may be added to all.
@@ -98,7 +99,7 @@ impl Operator for SkipNormalization {
         // Mean and deviation are wanted by nobody; the sum is the fourth.
         let mut row = input.clone();
         row.shape.last_mut().into_iter().for_each(|last| *last = 1);
-        let mut types = vec![input.clone(), row.clone(), row, input.clone()];
+        let mut types = smallvec![input.clone(), row.clone(), row, input.clone()];
         types.truncate(self.outputs.max(1));
         Ok(types)
     }

@@ -2,7 +2,8 @@
 
 use super::reduce::{greater, is_nan};
 use super::slabs::{self, Kernel, Real};
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, axis};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis};
+use smallvec::smallvec;
 use stepalloc_tensor::{DataType, Type, bf16, f16};
 
 /// Columns that are walked down at once.
@@ -60,10 +61,10 @@ impl Proportion {
 }
 
 impl Operator for Proportion {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         self.column(&input.shape)?;
-        Ok(vec![input.clone()])
+        Ok(smallvec![input.clone()])
     }
 
     fn reuse(&self) -> Reuse {

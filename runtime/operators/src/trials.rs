@@ -307,7 +307,7 @@ fn in_place_is_as_elsewhere() {
     let halves = |tensor: &Tensor| {
         let narrow: Vec<_> =
             tensor.view().elements::<f32>().iter().map(|&x| stepalloc_tensor::f16::from_f32(x)).collect();
-        Tensor::from_elements(&*tensor.ty().shape, &narrow).expect("as many")
+        Tensor::from_elements(tensor.ty().shape.clone(), &narrow).expect("as many")
     };
     let axis = [("axis", Attribute::Int(1)), ("num_groups", Attribute::Int(3))];
     let (data, channels) = (numbers(&[2, 6, 5], 1), numbers(&[6], 1));

@@ -2,14 +2,15 @@
 //!
 //! Functions of real numbers work over blocks of f32 or f64; halves are made f32 and back, a few at a time.
 
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, cast};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, cast};
 use rten_simd::SimdUnaryOp;
 use rten_vecmath as vecmath;
+use smallvec::smallvec;
 use stepalloc_kernels::{
     broadcast::{PARALLEL, PART},
     no, vector,
 };
-use stepalloc_tensor::{DataType, Type};
+use stepalloc_tensor::DataType;
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -208,12 +209,12 @@ impl Function {
 }
 
 impl Operator for Function {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if !input.dtype.is_float() {
             return Err(no(input.dtype).into());
         }
-        Ok(vec![input.clone()])
+        Ok(smallvec![input.clone()])
     }
 
     fn reuse(&self) -> Reuse {
@@ -305,12 +306,12 @@ struct SwiGlu {
 }
 
 impl Operator for SwiGlu {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         if a != b || !a.dtype.is_float() {
             return Err(format!("{a} and {b} are not two tensors of real numbers in one shape").into());
         }
-        Ok(vec![a.clone()])
+        Ok(smallvec![a.clone()])
     }
 
     fn reuse(&self) -> Reuse {

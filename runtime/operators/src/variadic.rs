@@ -2,9 +2,10 @@
 
 use super::elementwise::{Arithmetic, Operand, broadcast_types};
 use super::unary::{blocks, wide};
-use super::{Call, Definition, Known, Made, Operator, Reuse, Unclear, cast, typed};
+use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, cast, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::no;
-use stepalloc_tensor::{DataType, Type, View};
+use stepalloc_tensor::{DataType, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     Some(Ok(Box::new(match node.op {
@@ -24,13 +25,13 @@ enum Variadic {
 }
 
 impl Operator for Variadic {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let types = (0..inputs.len()).map(|index| inputs.ty(index)).collect::<Result<Vec<_>, _>>()?;
         let first = inputs.ty(0)?;
         if let Some(other) = types.iter().find(|ty| ty.dtype != first.dtype) {
             return Err(format!("{first} and {other} have elements of two types").into());
         }
-        Ok(vec![typed(first.dtype, broadcast_types(&types)?)?])
+        Ok(smallvec![typed(first.dtype, broadcast_types(&types)?)?])
     }
 
     fn reuse(&self) -> Reuse {

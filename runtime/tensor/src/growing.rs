@@ -241,7 +241,7 @@ mod tests {
 
     fn appended(past: &Tensor, new: &Tensor) -> (Tensor, usize) {
         let shape = [past.ty().shape[0], past.ty().shape[1] + new.ty().shape[1], 2];
-        let ty = Type { shape: shape.to_vec(), ..past.ty().clone() };
+        let ty = Type { shape: shape.into(), ..past.ty().clone() };
         let mut append = Append::new(past, ty, 1).expect("a few bytes");
         append.write(new.view().bytes);
         let copied = append.copied_bytes();
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn rows_that_were_never_given_to_a_tensor_are_free_again() {
         let (root, _) = appended(&numbers(&[2, 3, 2], 0), &numbers(&[2, 1, 2], 50));
-        let ty = Type { shape: vec![2, 6, 2], ..root.ty().clone() };
+        let ty = Type { shape: [2, 6, 2].into(), ..root.ty().clone() };
         drop(Append::new(&root, ty.clone(), 1).expect("a few bytes"));
         let again = Append::new(&root, ty, 1).expect("a few bytes");
         assert_eq!(again.copied_bytes(), 0);
@@ -306,7 +306,7 @@ mod tests {
     #[should_panic(expected = "rows that were not written")]
     fn rows_that_were_not_written_are_not_read() {
         let past = numbers(&[2, 3, 2], 0);
-        let ty = Type { shape: vec![2, 4, 2], ..past.ty().clone() };
+        let ty = Type { shape: [2, 4, 2].into(), ..past.ty().clone() };
         let append = Append::new(&past, ty, 1).expect("a few bytes");
         let _ = append.blocks();
     }

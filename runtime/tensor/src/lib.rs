@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`element`] | the types of elements, the Rust types that hold them, and macros that choose the code for one |
 //! | [`tensor`] | [`Tensor`], [`View`] and [`ViewMut`]: a shape, and where its elements are |
+//! | [`shape`] | sizes of dimensions |
 //! | [`shared`] | memory that a tensor has together with somebody else |
 //! | [`growing`] | tensors that grow along an axis where they are |
 //! | [`quads`] | bytes of matrices as products of bytes take them |
@@ -17,8 +18,10 @@ pub mod growing;
 pub mod mapped;
 pub mod quads;
 pub mod raw;
+pub mod shape;
 pub mod shared;
 pub mod tensor;
 
 pub use element::{Bool, DataType, Element, Number, bf16, f16};
+pub use shape::Shape;
 pub use tensor::{ALIGNMENT, Ints, OutOfMemory, Tensor, Type, View, ViewMut, axis};

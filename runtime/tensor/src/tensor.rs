@@ -3,6 +3,7 @@
 use crate::element::{DataType, Element};
 use crate::growing::{Blocks, Grown};
 use crate::mapped::{Copied, Order, copied, reordered};
+use crate::shape::Shape;
 use crate::shared::{Owner, Shared};
 use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
@@ -32,12 +33,12 @@ pub struct Type {
     /// Of each element.
     pub dtype: DataType,
     /// Elements along each dimension; empty for a scalar.
-    pub shape: Vec<usize>,
+    pub shape: Shape,
 }
 
 impl Type {
     /// `None` if so many elements cannot be addressed.
-    pub fn new(dtype: DataType, shape: impl Into<Vec<usize>>) -> Option<Self> {
+    pub fn new(dtype: DataType, shape: impl Into<Shape>) -> Option<Self> {
         let shape = shape.into();
         // A zero among the dimensions must not hide that the others are beyond all bounds.
         let elements =
@@ -125,7 +126,7 @@ impl<'a> View<'a> {
 
     /// A tensor of its own.
     pub fn to_tensor(&self) -> Tensor {
-        let mut tensor = Tensor::zeroed(Type { dtype: self.dtype, shape: self.shape.to_vec() });
+        let mut tensor = Tensor::zeroed(Type { dtype: self.dtype, shape: self.shape.into() });
         tensor.view_mut().bytes.copy_from_slice(self.bytes);
         tensor
     }
@@ -226,7 +227,7 @@ impl Tensor {
     }
 
     /// Copies elements; `None` if they are not as many as the shape says.
-    pub fn from_elements<T: Element>(shape: impl Into<Vec<usize>>, elements: &[T]) -> Option<Self> {
+    pub fn from_elements<T: Element>(shape: impl Into<Shape>, elements: &[T]) -> Option<Self> {
         let ty = Type::new(T::DTYPE, shape).filter(|ty| ty.elements() == elements.len())?;
         let mut tensor = Self::zeroed(ty);
         tensor.view_mut().elements().copy_from_slice(elements);
@@ -336,7 +337,7 @@ impl Tensor {
     }
 
     /// The same elements in another shape; `None` if they are not as many.
-    pub fn reshaped(mut self, shape: impl Into<Vec<usize>>) -> Option<Self> {
+    pub fn reshaped(mut self, shape: impl Into<Shape>) -> Option<Self> {
         let ty = Type::new(self.ty.dtype, shape).filter(|ty| ty.elements() == self.ty.elements())?;
         self.ty = ty;
         Some(self)
@@ -434,7 +435,7 @@ impl Tensor {
     pub fn widened(&self) -> Option<Self> {
         let read = self.in_passing();
         let view = read.as_ref().unwrap_or(self).view();
-        let mut made = Self::zeroed(Type::new(DataType::F32, &*self.ty.shape)?);
+        let mut made = Self::zeroed(Type::new(DataType::F32, self.ty.shape.clone())?);
         let to = made.view_mut().elements();
         match view.dtype {
             DataType::F16 => view.elements::<f16>().convert_to_f32_slice(to),

@@ -4,7 +4,7 @@
 
 use super::edit::Editor;
 use crate::graph::{Node, ValueId};
-use stepalloc_tensor::{DataType, Tensor};
+use stepalloc_tensor::{DataType, Shape, Tensor};
 
 /// Scale and shift of each channel.
 pub(super) struct PerChannel {
@@ -16,7 +16,7 @@ pub(super) struct PerChannel {
 struct Convolution {
     at: usize,
     weights: Vec<f32>,
-    shape: Vec<usize>,
+    shape: Shape,
     bias: Option<Vec<f32>>,
     /// Whether each channel of the input has its filters in a row.
     transposed: bool,

@@ -277,7 +277,7 @@ pub(super) fn known(editor: &Editor, id: ValueId, op: &str) -> Option<Arc<Tensor
 fn compute(node: &Node, inputs: &[Option<View<'_>>]) -> Option<Tensor> {
     let types: Vec<_> = inputs
         .iter()
-        .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.to_vec() }))
+        .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
         .collect();
     let types: Vec<_> = types.iter().map(Option::as_ref).collect();
     let made = node.operator.infer(&crate::operator::Known { types: &types, values: inputs }).ok()?;

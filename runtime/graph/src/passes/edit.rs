@@ -328,7 +328,7 @@ impl Node {
 pub(crate) struct Nothing;
 
 impl Operator for Nothing {
-    fn infer(&self, _: &Known<'_>) -> Result<Vec<stepalloc_tensor::Type>, Unclear> {
+    fn infer(&self, _: &Known<'_>) -> Result<crate::operator::Types, Unclear> {
         Err("it was never made".into())
     }
 

@@ -10,7 +10,6 @@ use crate::conv::window::Axis;
 use crate::conv::{Part, Sizes};
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
-use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Filters of a tile.
@@ -40,8 +39,8 @@ pub struct Frame {
     vertical: Axis,
     horizontal: Axis,
     /// Phases of the strides that weights meet.
-    row_phases: SmallVec<[usize; 4]>,
-    column_phases: SmallVec<[usize; 4]>,
+    row_phases: usize,
+    column_phases: usize,
     /// Whether the input is the frame.
     is_input: bool,
 }
@@ -66,10 +65,10 @@ impl Frame {
             return None;
         }
         // A stride beyond the window would lay out what nothing meets.
-        let phases = |axis: &Axis| -> Option<SmallVec<[usize; 4]>> {
+        let phases = |axis: &Axis| -> Option<usize> {
             // They repeat after so many.
             let count = axis.kernel.min(axis.stride / gcd(axis.stride, axis.dilation));
-            (count <= PHASES).then(|| (0..count).map(|at| at * axis.dilation % axis.stride).collect())
+            (count <= PHASES).then_some(count)
         };
         let whole = |axis: &Axis| axis.stride == 1 && axis.begin == 0 && axis.end == 0;
         let is_input = whole(&vertical) && whole(&horizontal);
@@ -109,7 +108,7 @@ impl Frame {
     }
 
     fn phases(&self) -> usize {
-        self.row_phases.len() * self.column_phases.len()
+        self.row_phases * self.column_phases
     }
 
     /// Rows of the frame below the last one that a band begins with.
@@ -143,17 +142,17 @@ impl Frame {
 
     /// How far the elements that meet a filter's weights are from the place.
     fn offsets(&self, channels: usize, offsets: &mut [u32]) {
-        let find = |phases: &[usize], axis: &Axis, at: usize| {
+        let find = |phases: usize, axis: &Axis, at: usize| {
             let met = at * axis.dilation;
-            (at % phases.len(), met / axis.stride)
+            (at % phases, met / axis.stride)
         };
         let mut offsets = offsets.iter_mut();
         for channel in 0..channels {
             for row in 0..self.vertical.kernel {
-                let (row_phase, down) = find(&self.row_phases, &self.vertical, row);
+                let (row_phase, down) = find(self.row_phases, &self.vertical, row);
                 for column in 0..self.horizontal.kernel {
-                    let (column_phase, right) = find(&self.column_phases, &self.horizontal, column);
-                    let phase = (channel * self.row_phases.len() + row_phase) * self.column_phases.len();
+                    let (column_phase, right) = find(self.column_phases, &self.horizontal, column);
+                    let phase = (channel * self.row_phases + row_phase) * self.column_phases;
                     let at = (phase + column_phase) * self.plane() + down * self.pitch + right;
                     if let Some(offset) = offsets.next() {
                         *offset = at as u32;
@@ -170,8 +169,8 @@ impl Frame {
         let input = down.input * right.input;
         let mut planes = frame.chunks_exact_mut(self.plane());
         for x in x.chunks_exact(input) {
-            for &row_phase in &self.row_phases {
-                for &phase in &self.column_phases {
+            for row_phase in (0..self.row_phases).map(|at| phase(down, at)) {
+                for phase in (0..self.column_phases).map(|at| phase(right, at)) {
                     let Some(plane) = planes.next() else { return };
                     let count = rows.len() + self.more_rows();
                     for (number, to) in plane.chunks_exact_mut(self.pitch).take(count).enumerate() {
@@ -187,6 +186,11 @@ impl Frame {
             }
         }
     }
+}
+
+/// Where the elements of a phase lie within a stride.
+fn phase(axis: &Axis, number: usize) -> usize {
+    number * axis.dilation % axis.stride
 }
 
 /// A row of the input, every `stride`-th element from `phase` on, with padding.

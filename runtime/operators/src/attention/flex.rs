@@ -2,9 +2,10 @@
 //!
 //! The graphs are given the scores of all heads at once, so that all of them are in memory.
 
-use super::{clear, softmax_precision, types_of};
+use super::{FEW, clear, softmax_precision, types_of};
 use crate::control::{Body, bodies};
-use crate::{Call, Definition, Known, Operator, Unclear, typed, zeroed};
+use crate::{Call, Definition, Known, Operator, Types, Unclear, typed, zeroed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::gemm::Matrix;
 use stepalloc_kernels::{
     attention::{Heads, probabilities},
@@ -147,9 +148,9 @@ fn changed<W: Real>(
 }
 
 impl Operator for FlexAttention {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let Sizes { batch, q_heads, queries, v_head, .. } = self.sizes(inputs)?;
-        Ok(vec![typed(inputs.ty(0)?.dtype, [batch, q_heads, queries, v_head])?])
+        Ok(smallvec![typed(inputs.ty(0)?.dtype, [batch, q_heads, queries, v_head])?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
@@ -166,7 +167,7 @@ impl Operator for FlexAttention {
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let types = types_of(call.inputs);
-        let types: Vec<_> = types.iter().map(Option::as_ref).collect();
+        let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
         let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;
         match self.is_double(call.dtype(0)?) {
             true => self.compute::<f64>(sizes, call),

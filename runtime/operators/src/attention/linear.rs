@@ -1,7 +1,8 @@
 //! Linear attention: what was seen is kept in a matrix for each head, which each key and value change and each query reads.
 
-use super::{clear, heads, types_of};
-use crate::{Call, Definition, Known, Operator, Unclear, typed};
+use super::{FEW, clear, heads, types_of};
+use crate::{Call, Definition, Known, Operator, Types, Unclear, typed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::real::{Space, Target, is_double, widened, widened_bytes};
 use stepalloc_tensor::{DataType, Type};
 use stepalloc_threads as threads;
@@ -157,11 +158,11 @@ impl LinearAttention {
 }
 
 impl Operator for LinearAttention {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let Sizes { batch, steps, head, v_head } = self.sizes(inputs)?;
         let dtype = inputs.ty(0)?.dtype;
         let state = inputs.opt(3).map_or(dtype, |past| past.dtype);
-        Ok(vec![
+        Ok(smallvec![
             typed(dtype, [batch, steps, self.q_heads * v_head])?,
             typed(state, [batch, self.kv_heads, head, v_head])?,
         ])
@@ -179,7 +180,7 @@ impl Operator for LinearAttention {
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let types = types_of(call.inputs);
-        let types: Vec<_> = types.iter().map(Option::as_ref).collect();
+        let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
         let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;
         let Sizes { batch, steps, head, v_head } = sizes;
         let mut space = Space(call.scratch());

@@ -1,7 +1,8 @@
 //! com.microsoft's `Attention`: queries, keys and values are made of one input by one matrix, and attended to head by head.
 
-use super::{clear, types_of};
-use crate::{Call, Definition, Known, Operator, Unclear, typed};
+use super::{FEW, clear, types_of};
+use crate::{Call, Definition, Known, Operator, Types, Unclear, typed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::{
     attention::{Bias, Heads, Job, Mask, Rule, Sizes, repack},
     gemm::{BiasVector, Matrix, gemm_f32},
@@ -197,10 +198,10 @@ impl Fused {
 }
 
 impl Operator for Fused {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let Shapes { sizes, widths, .. } = self.shapes(inputs)?;
         let dtype = inputs.ty(0)?.dtype;
-        let mut types = vec![typed(dtype, [sizes.batch, sizes.queries, widths[2]])?];
+        let mut types = smallvec![typed(dtype, [sizes.batch, sizes.queries, widths[2]])?];
         if self.present {
             types.push(typed(dtype, [2, sizes.batch, sizes.q_heads, sizes.keys, sizes.head])?);
         }
@@ -230,7 +231,7 @@ impl Operator for Fused {
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let types = types_of(call.inputs);
-        let types: Vec<_> = types.iter().map(Option::as_ref).collect();
+        let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
         let shapes = clear(self.shapes(&Known { types: &types, values: call.inputs }))?;
         let Shapes { sizes, widths, depth, mask } = shapes;
         let Sizes { batch, q_heads: heads, queries, keys, head, v_head, .. } = sizes;

@@ -10,13 +10,17 @@ mod microsoft;
 mod rotary;
 mod scaled;
 
-use crate::{Call, Definition, Known, Made, Operator, Unclear, ints, typed};
+use crate::{Call, Definition, Known, Made, Operator, Types, Unclear, ints, typed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_graph::Attributes;
 use stepalloc_kernels::{
     attention::{Bias, Heads, Job, Mask, Rule, Sizes, repack},
     real::{Real, Space, Target, is_double, widened, widened_bytes},
 };
 use stepalloc_tensor::{DataType, Type, View, ViewMut};
+
+/// Inputs of an attention at most.
+const FEW: usize = 8;
 
 pub(crate) fn make(node: &Definition<'_>) -> Made {
     Some(match node.op {
@@ -209,7 +213,7 @@ impl Attention {
         let mask = match call.opt(3) {
             None => Mask { bias: Bias::None, strides: [0; 4], keys },
             Some(view) => {
-                let ty = Type { dtype: view.dtype, shape: view.shape.to_vec() };
+                let ty = Type { dtype: view.dtype, shape: view.shape.into() };
                 let (strides, keys) = self.mask_strides(&ty, sizes)?;
                 let bias = match view.dtype {
                     DataType::Bool => Bias::Bool { mask: view.elements(), shows: true, hidden: W::LOWEST },
@@ -299,11 +303,8 @@ pub(super) fn heads(told: Option<i64>, name: &str) -> Result<usize, String> {
 }
 
 /// The types of inputs that are there.
-pub(super) fn types_of(inputs: &[Option<View<'_>>]) -> Vec<Option<Type>> {
-    inputs
-        .iter()
-        .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.to_vec() }))
-        .collect()
+pub(super) fn types_of(inputs: &[Option<View<'_>>]) -> SmallVec<[Option<Type>; FEW]> {
+    inputs.iter().map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() })).collect()
 }
 
 /// What is unclear when all is known is wrong.
@@ -315,7 +316,7 @@ pub(super) fn clear<T>(made: Result<T, Unclear>) -> Result<T, String> {
 }
 
 impl Operator for Attention {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let sizes = self.sizes(inputs)?;
         let Sizes { batch, q_heads, kv_heads, queries, keys, head, v_head, packed, .. } = sizes;
         let dtype = inputs.ty(0)?.dtype;
@@ -323,7 +324,7 @@ impl Operator for Attention {
             true => typed(dtype, [batch, queries, q_heads * v_head])?,
             false => typed(dtype, [batch, q_heads, queries, v_head])?,
         };
-        Ok(vec![
+        Ok(smallvec![
             y,
             typed(inputs.ty(1)?.dtype, [batch, kv_heads, keys, head])?,
             typed(inputs.ty(2)?.dtype, [batch, kv_heads, keys, v_head])?,
@@ -343,7 +344,7 @@ impl Operator for Attention {
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let types = types_of(call.inputs);
-        let types: Vec<_> = types.iter().map(Option::as_ref).collect();
+        let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
         let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;
         if is_double(call.dtype(0)?)? {
             self.compute::<f64>(sizes, call)

@@ -1,9 +1,10 @@
 //! Rotary embedding: pairs of a head's elements are turned by angles that grow with the place in the sequence.
 
 use super::heads;
-use crate::{Call, Definition, Known, Operator, Unclear};
+use crate::{Call, Definition, Known, Operator, Types, Unclear};
+use smallvec::smallvec;
 use stepalloc_kernels::no;
-use stepalloc_tensor::{DataType, Number, Type, by_float};
+use stepalloc_tensor::{DataType, Number, by_float};
 use stepalloc_threads as threads;
 
 /// Fewer elements than so many are turned by one thread.
@@ -126,7 +127,7 @@ impl RotaryEmbedding {
 }
 
 impl Operator for RotaryEmbedding {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, cos, sin) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
         let Sizes { length, turned, .. } = self.sizes(&x.shape)?;
         let (batch, half) = (x.shape[0], turned / 2);
@@ -142,7 +143,7 @@ impl Operator for RotaryEmbedding {
         if !fits || cos.shape != sin.shape || [cos, sin].iter().any(|ty| ty.dtype != x.dtype) {
             return Err(format!("{x} cannot be turned by cosines {cos} and sines {sin}").into());
         }
-        Ok(vec![x.clone()])
+        Ok(smallvec![x.clone()])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

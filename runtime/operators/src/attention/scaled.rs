@@ -3,8 +3,9 @@
 //! Unlike ONNX's operator it takes each operand, and gives its output, with heads before rows (`BHSD`) or behind them (`BSHD`), as the
 //! graph has them, and its results are those of the nodes it stands for: a query that may look at no key gets NaN.
 
-use super::{clear, types_of};
-use crate::{Call, Definition, Known, Operator, Unclear, typed};
+use super::{FEW, clear, types_of};
+use crate::{Call, Definition, Known, Operator, Types, Unclear, typed};
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::{
     attention::{Bias, Heads, Job, Mask, Rule, Sizes, repack},
     real::{Real, Space, Target, is_double, widened, widened_bytes},
@@ -92,7 +93,7 @@ impl ScaledDotProduct {
         let mask = match call.opt(3) {
             None => Mask { bias: Bias::None, strides: [0; 4], keys },
             Some(view) => {
-                let ty = Type { dtype: view.dtype, shape: view.shape.to_vec() };
+                let ty = Type { dtype: view.dtype, shape: view.shape.into() };
                 let hidden = W::from_f64(self.hidden.into());
                 let bias = match view.dtype {
                     DataType::Bool => Bias::Bool { mask: view.elements(), shows: !self.mask_hides, hidden },
@@ -154,11 +155,11 @@ fn mask_strides(mask: &Type, sizes: Sizes) -> Result<[usize; 4], String> {
 }
 
 impl Operator for ScaledDotProduct {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let Sizes { batch, q_heads, queries, v_head, packed, .. } = self.sizes(inputs)?;
         let shape =
             if packed { [batch, queries, q_heads, v_head] } else { [batch, q_heads, queries, v_head] };
-        Ok(vec![typed(inputs.ty(0)?.dtype, shape)?])
+        Ok(smallvec![typed(inputs.ty(0)?.dtype, shape)?])
     }
 
     fn takes_blocks(&self, input: usize, dtype: DataType) -> bool {
@@ -175,7 +176,7 @@ impl Operator for ScaledDotProduct {
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let types = types_of(call.inputs);
-        let types: Vec<_> = types.iter().map(Option::as_ref).collect();
+        let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
         let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;
         if is_double(call.dtype(0)?)? {
             self.compute::<f64>(sizes, call)

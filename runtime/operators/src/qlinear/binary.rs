@@ -2,9 +2,9 @@
 
 use super::{Quantum, check};
 use crate::quantize::{to_bytes, to_reals};
-use crate::{Call, Known, Operator, Reuse, Unclear, typed};
+use crate::{Call, Known, Operator, Reuse, Types, Unclear, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::broadcast::{Walk, broadcast};
-use stepalloc_tensor::Type;
 
 /// Elements that are real at a time, on the stack.
 const FEW: usize = 256;
@@ -19,7 +19,7 @@ const OPERANDS: [usize; 2] = [0, 3];
 const OUTPUT: usize = 6;
 
 impl Operator for Binary {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let [a, b] = [inputs.ty(OPERANDS[0])?, inputs.ty(OPERANDS[1])?];
         if a.dtype != b.dtype {
             return Err(format!("{a} and {b} have elements of two types").into());
@@ -29,7 +29,7 @@ impl Operator for Binary {
         }
         let shape = broadcast([&a.shape[..], &b.shape]);
         let shape = shape.ok_or_else(|| format!("{a} and {b} do not fit when repeated"))?;
-        Ok(vec![typed(a.dtype, shape.into_vec())?])
+        Ok(smallvec![typed(a.dtype, shape.into_vec())?])
     }
 
     fn reuse(&self) -> Reuse {

@@ -3,9 +3,10 @@
 use super::{Quantum, check};
 use crate::pool::{Of, Pool, plane};
 use crate::quantize::to_bytes;
-use crate::{Call, Definition, Known, Operator, Unclear, typed};
+use crate::{Call, Definition, Known, Operator, Types, Unclear, typed};
+use smallvec::smallvec;
 use stepalloc_kernels::conv::window::Window;
-use stepalloc_tensor::{DataType, Type};
+use stepalloc_tensor::{DataType, Shape, Type};
 
 pub(super) struct Average {
     /// `None` where the whole plane is one window.
@@ -46,20 +47,20 @@ struct Planes<'s> {
 }
 
 impl Operator for Average {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let x = inputs.ty(0)?;
         check(inputs, x.dtype, 1)?;
         check(inputs, x.dtype, 3)?;
         let Planes { images, channels, space, window } = self.planes(&x.shape)?;
-        let places: Vec<_> = match window {
+        let places: Shape = match window {
             Some(window) => window.shape().collect(),
-            None => vec![1; space.len()],
+            None => space.iter().map(|_| 1).collect(),
         };
-        let mut shape = vec![images];
+        let mut shape = Shape::from([images]);
         shape.extend((!self.channels_last).then_some(channels));
         shape.extend(places);
         shape.extend(self.channels_last.then_some(channels));
-        Ok(vec![typed(x.dtype, shape)?])
+        Ok(smallvec![typed(x.dtype, shape)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

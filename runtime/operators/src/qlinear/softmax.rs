@@ -2,9 +2,10 @@
 
 use super::{Quantum, check};
 use crate::quantize::to_bytes;
-use crate::{Call, Definition, Known, Operator, Reuse, Unclear};
+use crate::{Call, Definition, Known, Operator, Reuse, Types, Unclear};
+use smallvec::smallvec;
 use stepalloc_kernels::broadcast::PARALLEL;
-use stepalloc_tensor::{DataType, Type, axis};
+use stepalloc_tensor::{DataType, axis};
 use stepalloc_threads as threads;
 
 /// Elements that are real at a time, on the stack.
@@ -31,12 +32,12 @@ impl Softmax {
 }
 
 impl Operator for Softmax {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let x = inputs.ty(0)?;
         check(inputs, x.dtype, 1)?;
         check(inputs, x.dtype, 3)?;
         self.column(&x.shape)?;
-        Ok(vec![x.clone()])
+        Ok(smallvec![x.clone()])
     }
 
     fn reuse(&self) -> Reuse {

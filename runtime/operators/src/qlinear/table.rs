@@ -3,8 +3,9 @@
 use super::{Quantum, check};
 use crate::quantize::to_bytes;
 use crate::quantized::look_up;
-use crate::{Call, Definition, Known, Operator, Reuse, Unclear, typed};
-use stepalloc_tensor::{Type, axis};
+use crate::{Call, Definition, Known, Operator, Reuse, Types, Unclear, typed};
+use smallvec::smallvec;
+use stepalloc_tensor::axis;
 
 /// What each byte becomes by a function of what it stands for.
 fn table(from: Quantum, to: Quantum, function: impl Fn(f32) -> f32) -> [u8; 256] {
@@ -20,11 +21,11 @@ pub(super) enum Function {
 }
 
 impl Operator for Function {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let x = inputs.ty(0)?;
         check(inputs, x.dtype, 1)?;
         check(inputs, x.dtype, 3)?;
-        Ok(vec![x.clone()])
+        Ok(smallvec![x.clone()])
     }
 
     fn reuse(&self) -> Reuse {
@@ -68,7 +69,7 @@ impl Concat {
 }
 
 impl Operator for Concat {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let first = inputs.ty(FIRST)?;
         check(inputs, first.dtype, 0)?;
         let at = axis(self.axis, first.rank())?;
@@ -85,7 +86,7 @@ impl Operator for Concat {
             }
             shape[at] = shape[at].checked_add(next.shape[at]).ok_or("it is too large")?;
         }
-        Ok(vec![typed(first.dtype, shape)?])
+        Ok(smallvec![typed(first.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

@@ -1,8 +1,9 @@
 //! Sums, products and the like of bytes, element by element, broadcast.
 
-use super::{Call, Definition, Known, Operator, Type, Unclear, made_type, rounded, typed};
+use super::{Call, Definition, Known, Operator, Types, Unclear, made_type, rounded, typed};
 use crate::elementwise::broadcast_types;
 use rten_simd::{Isa, SimdOp};
+use smallvec::smallvec;
 use stepalloc_kernels::broadcast::Walk;
 use stepalloc_kernels::{no, scales::Rounded};
 use stepalloc_tensor::{DataType, View};
@@ -126,14 +127,14 @@ impl<F: Fn(f32, f32) -> f32> SimdOp for Row<'_, F> {
 }
 
 impl<F: Fn(f32, f32) -> f32 + Send + Sync> Operator for Binary<F> {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         for dtype in [a.dtype, b.dtype] {
             if !matches!(dtype, DataType::U8 | DataType::I8 | DataType::F32) {
                 return Err(no(dtype).into());
             }
         }
-        Ok(vec![typed(self.dtype, broadcast_types(&[a, b])?)?])
+        Ok(smallvec![typed(self.dtype, broadcast_types(&[a, b])?)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

@@ -1,6 +1,6 @@
 //! Convolutions of bytes.
 
-use super::{Call, Definition, Known, Operator, Type, Unclear, flip, is_one, made_type, rounded};
+use super::{Call, Definition, Known, Operator, Type, Types, Unclear, flip, is_one, made_type, rounded};
 use crate::conv::Filters;
 use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::conv::Sizes;
@@ -61,7 +61,7 @@ impl Conv {
 }
 
 impl Operator for Conv {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, w) = (inputs.ty(0)?, inputs.ty(1)?);
         flip(x.dtype, DataType::U8)?;
         let filters = w.shape.first().copied().unwrap_or(0);
@@ -83,7 +83,7 @@ impl Operator for Conv {
         is_one(inputs, 6, DataType::F32)?;
         self.sizes(&x.shape, &w.shape)?;
         // The output's shape has all dimensions.
-        Ok(vec![self.filters.sizes(&x.shape, &self.weights(&x.shape, &w.shape)?)?.out(self.dtype)?])
+        Ok(smallvec![self.filters.sizes(&x.shape, &self.weights(&x.shape, &w.shape)?)?.out(self.dtype)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

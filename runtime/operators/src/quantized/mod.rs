@@ -9,7 +9,7 @@ mod table;
 
 pub(super) use table::look_up;
 
-use super::{Call, Definition, Known, Made, Operator, Unclear, integer, typed};
+use super::{Call, Definition, Known, Made, Operator, Types, Unclear, integer, typed};
 use stepalloc_graph::Attributes;
 use stepalloc_kernels::{no, scales::Rounded};
 use stepalloc_tensor::{DataType, Type};

@@ -1,7 +1,10 @@
 //! Products of matrices of bytes.
 
-use super::{Call, Definition, Known, Operator, Type, Unclear, flip, is_one, made_type, rounded, typed};
+use super::{
+    Call, Definition, Known, Operator, Type, Types, Unclear, flip, is_one, made_type, rounded, typed,
+};
 use crate::quantize::{scale_of, to_bytes};
+use smallvec::smallvec;
 use stepalloc_kernels::gemm::dot4::{WIDTH, panel_bytes};
 use stepalloc_kernels::gemm::quantized::{Out, Products, Right, scratch};
 use stepalloc_kernels::{no, scales::Rounded};
@@ -88,7 +91,7 @@ fn made_bytes(dtype: DataType, elements: usize) -> usize {
 }
 
 impl Operator for MatMul {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         a_flip(a.dtype)?;
         flip(b.dtype, DataType::I8)?;
@@ -113,7 +116,7 @@ impl Operator for MatMul {
         let mut shape = a.shape.clone();
         shape.pop();
         shape.push(cols);
-        Ok(vec![typed(self.dtype, shape)?])
+        Ok(smallvec![typed(self.dtype, shape)?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

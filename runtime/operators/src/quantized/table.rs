@@ -1,7 +1,8 @@
 //! Functions of a byte, as a table.
 
-use super::{Call, Definition, Known, Operator, Type, Unclear, flip, made_type, typed};
+use super::{Call, Definition, Known, Operator, Types, Unclear, flip, made_type, typed};
 use crate::Reuse;
+use smallvec::smallvec;
 use stepalloc_kernels::broadcast::{PARALLEL, PART};
 use stepalloc_tensor::DataType;
 use stepalloc_threads as threads;
@@ -20,13 +21,13 @@ impl Table {
 }
 
 impl Operator for Table {
-    fn infer(&self, inputs: &Known<'_>) -> Result<Vec<Type>, Unclear> {
+    fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, table) = (inputs.ty(0)?, inputs.ty(1)?);
         flip(x.dtype, DataType::U8)?;
         if table.dtype != self.dtype || table.elements() != 256 {
             return Err(format!("a table {table} is not of 256 {}", self.dtype).into());
         }
-        Ok(vec![typed(self.dtype, x.shape.clone())?])
+        Ok(smallvec![typed(self.dtype, x.shape.clone())?])
     }
 
     fn reuse(&self) -> Reuse {
