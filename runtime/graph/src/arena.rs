@@ -1,10 +1,12 @@
 //! Memory that plans' offsets point into: arenas, which sessions use in turns, within a limit.
 
 use crate::error::Error;
+use crate::pool::Pool;
 use crate::watch::Cancel;
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use stepalloc::Region;
+use stepalloc_tensor::{Tensor, Type};
 
 /// A range of addresses from the system, as the allocator's own arena has one: pages come when they are first written, and go back
 /// when it is dropped.
@@ -58,7 +60,10 @@ impl Drop for Lent<'_> {
         kept.statistics.in_use -= self.asked as u64;
         match self.arena.take() {
             Some(arena) if self.keep => kept.free.push(arena),
-            Some(arena) => kept.lose(arena),
+            Some(arena) => {
+                kept.lose(arena);
+                kept.statistics.total_allocated -= self.arenas.0.pool.release();
+            }
             None => {}
         }
     }
@@ -123,9 +128,10 @@ pub struct Statistics {
 #[derive(Clone, Debug)]
 pub struct Arenas(Arc<Shared>);
 
-#[derive(Debug)]
 struct Shared {
     limit: u64,
+    /// For what has no place in an arena, where there is no limit.
+    pool: Arc<Pool>,
     kept: Mutex<Kept>,
     /// Copies of graphs' weights that count.
     weights: Mutex<Vec<(usize, Weak<Charge>)>>,
@@ -138,9 +144,10 @@ struct Kept {
     statistics: Statistics,
 }
 
-impl std::fmt::Debug for Kept {
+impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} free, {:?}", self.free.len(), self.statistics)
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        write!(f, "limit {}, {} free, {:?}", self.limit, kept.free.len(), kept.statistics)
     }
 }
 
@@ -159,7 +166,8 @@ impl Arenas {
     /// All sessions that use them may have so many bytes at one time, together: arenas, outputs that they make (until the caller
     /// has them), tensors that could not be planned, and weights that are copied from a file. What would be more is an error.
     pub fn with_max_mem(bytes: u64) -> Self {
-        Self(Arc::new(Shared { limit: bytes, kept: Mutex::default(), weights: Mutex::default() }))
+        let (pool, kept, weights) = (Arc::default(), Mutex::default(), Mutex::default());
+        Self(Arc::new(Shared { limit: bytes, pool, kept, weights }))
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -175,6 +183,7 @@ impl Arenas {
     pub fn release_memory(&self) {
         let mut kept = self.kept();
         while kept.drop_largest() {}
+        kept.statistics.total_allocated -= self.0.pool.release();
     }
 
     /// An arena for a plan: the smallest kept one that is large enough, or else the largest, which is made larger where it is, or
@@ -210,9 +219,32 @@ impl Arenas {
         Ok(charge)
     }
 
+    /// A tensor beside the arena, in which is anything: in memory that is kept for the next run, or, where there is a limit, in memory of
+    /// its own, so that no more counts than is there.
+    pub(crate) fn tensor(&self, ty: Type) -> Result<Tensor, Error> {
+        if self.is_limited() {
+            return Ok(Tensor::try_zeroed(ty)?);
+        }
+        let (tensor, grown) = self.0.pool.tensor(ty)?;
+        if grown > 0 {
+            self.kept().statistics.total_allocated += grown;
+        }
+        Ok(tensor)
+    }
+
     /// Whether there is a limit.
     pub(crate) fn is_limited(&self) -> bool {
         self.0.limit < u64::MAX
+    }
+}
+
+/// A tensor for an operator that makes tensors of sizes that it alone knows ([`Operator::run_freely`](crate::Operator::run_freely)), in
+/// memory of the run around. What is in it is anything.
+pub fn fresh(ty: Type) -> Result<Tensor, Error> {
+    let within = |around: &Option<Around>| around.as_ref().map(|around| around.arenas.clone());
+    match AROUND.with_borrow(within) {
+        Some(arenas) => arenas.tensor(ty),
+        None => Ok(Tensor::try_zeroed(ty)?),
     }
 }
 
@@ -322,16 +354,18 @@ impl Kept {
 pub(crate) struct Charge {
     arenas: Arenas,
     bytes: u64,
+    /// Whether the memory counts elsewhere, as that which is kept for tensors does: then it is only in use.
+    is_kept: bool,
 }
 
 impl Charge {
     pub(crate) fn new(arenas: &Arenas) -> Self {
-        Self { arenas: arenas.clone(), bytes: 0 }
+        Self { arenas: arenas.clone(), bytes: 0, is_kept: false }
     }
 
-    /// All that was counted, to be counted on elsewhere.
-    pub(crate) fn take(&mut self) -> Self {
-        Self { arenas: self.arenas.clone(), bytes: std::mem::take(&mut self.bytes) }
+    /// Of tensors that [`Arenas::tensor`] makes.
+    pub(crate) fn of_tensors(arenas: &Arenas) -> Self {
+        Self { arenas: arenas.clone(), bytes: 0, is_kept: !arenas.is_limited() }
     }
 
     /// Counts so many more; an error, and no change, if that is beyond the limit.
@@ -340,8 +374,10 @@ impl Charge {
             return Ok(());
         }
         let mut kept = self.arenas.kept();
-        kept.make_room(bytes, self.arenas.0.limit)?;
-        kept.statistics.total_allocated += bytes;
+        if !self.is_kept {
+            kept.make_room(bytes, self.arenas.0.limit)?;
+            kept.statistics.total_allocated += bytes;
+        }
         kept.statistics.num_reserves += 1;
         kept.uses(bytes);
         self.bytes += bytes;
@@ -355,7 +391,9 @@ impl Charge {
             return;
         }
         let mut kept = self.arenas.kept();
-        kept.statistics.total_allocated -= bytes;
+        if !self.is_kept {
+            kept.statistics.total_allocated -= bytes;
+        }
         kept.statistics.in_use -= bytes;
         self.bytes -= bytes;
     }

@@ -6,8 +6,8 @@ use crate::session::{Chosen, Session};
 use crate::watch::RunOptions;
 use stepalloc_tensor::{Tensor, View, ViewMut};
 
-/// Tensors bound to a session's inputs and outputs: from the second run on no tensor is allocated, as long as all types follow from
-/// those of the inputs. Some operators still take small blocks of their own.
+/// Tensors bound to a session's inputs and outputs: from the second run on no tensor is allocated, and from the third on nothing is asked
+/// of the heap, as long as inputs are of the same types and what elements decide becomes no larger.
 ///
 /// ```no_run
 /// # use stepalloc_graph::{Error, Model, Session};

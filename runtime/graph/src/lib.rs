@@ -9,7 +9,7 @@
 //! | [`graph`], [`model`] | values and nodes; a graph with what its file says of it |
 //! | [`operator`], [`prepacked`] | what an operator is to a graph, and where it is found; constant inputs in an order of its own |
 //! | [`plan`], `order` | types and places of all values for inputs of some types; orders of nodes |
-//! | [`arena`], `outputs`, `run` | memory of runs; a plan that is run |
+//! | [`arena`], `pool`, `outputs`, `run` | memory of runs; a plan that is run |
 //! | [`session`], [`binding`], [`options`], [`watch`] | plans by the inputs' types; inputs and outputs that stay; settings; profiles, and ends |
 //! | [`subgraph`] | graphs within nodes |
 //! | [`passes`] | graph optimization |
@@ -30,13 +30,14 @@ mod order;
 mod outputs;
 pub mod passes;
 pub mod plan;
+mod pool;
 pub mod prepacked;
 mod run;
 pub mod session;
 pub mod subgraph;
 pub mod watch;
 
-pub use arena::{ArenaExtendStrategy, Arenas, Statistics};
+pub use arena::{ArenaExtendStrategy, Arenas, Statistics, fresh};
 pub use binding::Binding;
 pub use error::{Error, UnknownOperators};
 pub use graph::{Attribute, Attributes, Declared, Dim, Graph, Node, Value, ValueId};
@@ -47,7 +48,7 @@ pub use options::Options;
 pub use passes::{Changes, Level, Optimization, PASSES, Pass};
 pub use plan::{Figures, PlannedBlock, PlannedRun, PlannedStep, PlannedValue};
 pub use prepacked::{PackSpec, Prepacked};
-pub use run::run_one;
+pub use run::{Tensors, run_one};
 pub use session::Session;
 pub use subgraph::Subgraph;
 pub use watch::{Cancel, NodeProfile, Profile, RunOptions};

@@ -6,6 +6,7 @@
 
 use crate::graph::Attributes;
 use crate::prepacked::{PackSpec, Prepacked};
+use crate::run::Tensors;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use stepalloc_tensor::growing::Blocks;
@@ -143,8 +144,8 @@ pub trait Operator: Send + Sync {
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String>;
 
     /// Computes the outputs where even all inputs do not say their types: operators that run graphs. The inputs are followed by what
-    /// these graphs take from outside.
-    fn run_freely(&self, _inputs: &[Option<View<'_>>]) -> Option<Result<Vec<Tensor>, String>> {
+    /// these graphs take from outside. [`fresh`](crate::fresh) has memory for the outputs.
+    fn run_freely(&self, _inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, String>> {
         None
     }
 }

@@ -2,27 +2,44 @@
 
 use crate::arena::{Arenas, Charge};
 use crate::error::Error;
+use smallvec::SmallVec;
+use stepalloc_tensor::growing::Append;
 use stepalloc_tensor::{Tensor, Type};
+
+/// Outputs of a graph at most, in practice; more take memory when they are first made.
+const FEW: usize = 4;
 
 /// A graph's outputs, and what those of them count that were made here.
 pub(crate) struct Outputs {
-    pub tensors: Vec<Option<Tensor>>,
+    pub tensors: SmallVec<[Option<Tensor>; FEW]>,
     /// What each counts; nothing if it is the caller's.
-    counted: Vec<u64>,
+    counted: SmallVec<[u64; FEW]>,
     charge: Charge,
     /// Bytes of inputs that were copied as outputs are to grow where they are.
     pub copied_bytes: u64,
+    /// Those of a run that are made where an input is; none between runs.
+    pub appends: Vec<Option<Append>>,
+    /// Those of a graph within a node are in the memory of the run around.
+    within: Option<Arenas>,
 }
 
 impl Outputs {
     /// So many, none of them made.
     pub(crate) fn new(count: usize, arenas: &Arenas) -> Self {
         Self {
-            tensors: vec![None; count],
-            counted: vec![0; count],
+            tensors: (0..count).map(|_| None).collect(),
+            counted: (0..count).map(|_| 0).collect(),
             charge: Charge::new(arenas),
             copied_bytes: 0,
+            appends: Vec::new(),
+            within: None,
         }
+    }
+
+    /// The same for a graph within a node.
+    pub(crate) fn within(count: usize, arenas: &Arenas) -> Self {
+        let charge = Charge::of_tensors(arenas);
+        Self { charge, within: Some(arenas.clone()), ..Self::new(count, arenas) }
     }
 
     /// What those count that were made here.
@@ -63,7 +80,11 @@ impl Outputs {
     }
 
     fn fits(&self, index: usize, ty: Option<&Type>) -> bool {
-        self.tensors[index].as_ref().map(Tensor::ty) == ty
+        match (ty, &self.tensors[index]) {
+            (Some(ty), tensor) => tensor.as_ref().map(Tensor::ty) == Some(ty),
+            // Its memory may be used again.
+            (None, tensor) => tensor.is_some(),
+        }
     }
 
     /// Makes outputs of these types where there are others; `None` for those that are only known when it ran. If that is beyond the
@@ -90,7 +111,11 @@ impl Outputs {
         }
         for (index, ty) in types.enumerate() {
             let Some(ty) = ty.filter(|_| self.tensors[index].is_none()) else { continue };
-            self.tensors[index] = Some(Tensor::try_zeroed(ty.clone())?);
+            let made = match &self.within {
+                Some(arenas) => arenas.tensor(ty.clone())?,
+                None => Tensor::try_zeroed(ty.clone())?,
+            };
+            self.tensors[index] = Some(made);
             self.counted[index] = ty.bytes() as u64;
         }
         Ok(())

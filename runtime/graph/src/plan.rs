@@ -17,9 +17,9 @@ use crate::inline::{inline, is_if};
 use crate::operator::{Known, Registry, Types, Unclear};
 use crate::order::{self, Task};
 use crate::prepacked::Prepacked;
-use crate::run::run_one;
+use crate::run::{Spare, run_one};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use stepalloc_tensor::{DataType, Tensor, Type, View};
 
 /// What is computed while planning may have so many bytes: shapes and indices, no activations.
@@ -99,6 +99,10 @@ pub(crate) struct Plan {
     pub steps: Vec<Step>,
     /// Outputs that lie elsewhere when the last step has run.
     pub copies: Vec<(ValueId, usize)>,
+    /// Whether inputs are of any types.
+    pub is_open: bool,
+    /// What runs keep for the next ones.
+    pub spare: Mutex<Vec<Spare>>,
     /// Inputs that may grow where they are: all that read the output take it in blocks.
     pub appended: Vec<Appended>,
     /// What depends on inputs that grow, where it was made for larger ones.
@@ -162,6 +166,20 @@ impl Plan {
             let inlined = inline(&graph, &decided, registry)?;
             graph = Arc::new(inlined);
         }
+    }
+
+    /// The same for inputs of any types, if just those are `there`: what depends on them takes memory as it goes.
+    pub(crate) fn open(graph: &Arc<Graph>, there: &[bool], sharing: Sharing) -> Result<Self, Error> {
+        let mut draft = Drafting::new(graph, &[], &[], sharing);
+        let inputs = graph.inputs.iter().chain(&graph.captured).enumerate();
+        for ((index, &id), _) in inputs.zip(there).filter(|(_, there)| **there) {
+            (draft.input[id], draft.types[id], draft.known[id]) = (Some(index), None, None);
+        }
+        for (index, node) in graph.nodes.iter().enumerate() {
+            draft.learn(index, node)?;
+        }
+        let plan = draft.place()?;
+        Ok(Self { is_open: true, ..plan })
     }
 
     /// The same, with room: for all inputs that need no more than these, and are of the same types but for those that `grow`. `None` if

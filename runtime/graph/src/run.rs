@@ -7,17 +7,36 @@
 use crate::arena::{Arenas, Charge};
 use crate::error::Error;
 use crate::graph::{Node, ValueId};
-use crate::operator::{Call, Known, Operator, Types};
+use crate::operator::{Call, Known, Operator, Reuse, Types, Unclear, typed};
 use crate::plan::room::Fit;
 use crate::plan::{Place, Plan, Step};
 use crate::prepacked::Prepacked;
 use crate::watch::RunOptions;
 use smallvec::SmallVec;
+use std::sync::PoisonError;
 use stepalloc_tensor::growing::{Append, Blocks};
 use stepalloc_tensor::{DataType, Tensor, Type, View, ViewMut};
 
-/// Operands of one node at most, in practice; more take memory.
-const FEW: usize = 16;
+/// Tensors that an operator has made.
+pub type Tensors = SmallVec<[Tensor; 4]>;
+
+/// What a run leaves for the next one of its plan: vectors that are as long as they must be.
+#[derive(Default)]
+pub(crate) struct Spare {
+    inputs: Vec<Option<View<'static>>>,
+    types: Vec<Option<&'static Type>>,
+    outputs: Vec<Option<ViewMut<'static>>>,
+    spans: Vec<Span>,
+    /// Of inputs, where the plan is for any.
+    given: Vec<Option<Type>>,
+    heap: Vec<Option<Tensor>>,
+}
+
+/// Elements of another type in an empty vector's memory: the standard library collects in place what is as large.
+fn emptied<A, B>(mut vector: Vec<A>) -> Vec<B> {
+    vector.clear();
+    vector.into_iter().map(|_| -> B { unreachable!("it is empty") }).collect()
+}
 
 /// Runs one operator with memory of its own for its outputs.
 pub fn run_one(
@@ -56,13 +75,19 @@ pub(crate) struct Frame<'a> {
     /// Inputs, followed by what the graph takes from outside.
     inputs: &'a dyn Fn(usize) -> Option<View<'a>>,
     arena: Span,
-    outputs: SmallVec<[Span; FEW]>,
     /// Outputs that are made where an input is, by the plan's numbers.
     appends: &'a mut [Option<Append>],
-    heap: Vec<Option<Tensor>>,
     /// What the heap counts.
     charge: Charge,
+    arenas: &'a Arenas,
+    /// Outputs of the run before whose types are known only now: their memory is used again. `None` for the values of graphs within nodes.
+    formers: Option<&'a mut Formers>,
+    /// Outputs of known types, and what is on the heap.
+    spare: Spare,
 }
+
+/// Tensors by the number of the output.
+pub(crate) type Formers = SmallVec<[(usize, Tensor); 4]>;
 
 /// Bytes that are read and written by address.
 #[derive(Clone, Copy)]
@@ -70,6 +95,9 @@ struct Span {
     begin: *mut u8,
     length: usize,
 }
+
+// SAFETY: it is an address and a length; who reads or writes there says why that may be.
+unsafe impl Send for Span {}
 
 impl Span {
     fn of(bytes: &mut [u8]) -> Self {
@@ -84,30 +112,33 @@ impl Span {
 }
 
 impl<'a> Frame<'a> {
-    /// `outputs` are those of the graph whose types the plan knows, in their places; the others are empty.
+    /// `outputs` are those of the graph, of which those that the plan knows the types of are there.
     pub(crate) fn new(
         (plan, fit): (&'a Plan, Option<&'a Fit>),
         inputs: &'a dyn Fn(usize) -> Option<View<'a>>,
         arena: &'a mut [u8],
-        outputs: &mut [&'a mut [u8]],
+        (outputs, formers): (&'a mut [Option<Tensor>], Option<&'a mut Formers>),
         appends: &'a mut [Option<Append>],
-        arenas: &Arenas,
+        arenas: &'a Arenas,
     ) -> Self {
-        let needs_heap = plan.steps.iter().any(|step| step.on_heap);
-        Self {
-            plan,
-            fit,
-            appends,
-            inputs,
-            arena: Span::of(arena),
-            outputs: outputs.iter_mut().map(|output| Span::of(output)).collect(),
-            heap: if needs_heap { vec![None; plan.graph.values.len()] } else { Vec::new() },
-            charge: Charge::new(arenas),
+        let spare = plan.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut spare = spare.unwrap_or_default();
+        let bytes = |output: &'a mut Option<Tensor>| output.as_mut().map(|tensor| tensor.view_mut().bytes);
+        spare.spans.extend(outputs.iter_mut().map(|output| Span::of(bytes(output).unwrap_or_default())));
+        if plan.steps.iter().any(|step| step.on_heap) {
+            spare.heap.resize_with(plan.graph.values.len(), || None);
         }
+        if plan.is_open {
+            let count = plan.graph.inputs.len() + plan.graph.captured.len();
+            let ty = |view: View<'_>| Type { dtype: view.dtype, shape: view.shape.into() };
+            spare.given.extend((0..count).map(|index| inputs(index).map(ty)));
+        }
+        let (arena, charge) = (Span::of(arena), Charge::of_tensors(arenas));
+        Self { plan, fit, inputs, arena, appends, charge, arenas, formers, spare }
     }
 
     /// Runs all steps. Outputs whose types the plan does not know are returned, by number.
-    pub(crate) fn run(mut self, options: &mut RunOptions<'_>) -> Result<Vec<(usize, Tensor)>, Error> {
+    pub(crate) fn run(mut self, options: &mut RunOptions<'_>) -> Result<Formers, Error> {
         let (plan, graph) = (self.plan, &self.plan.graph);
         options.begin(plan)?;
         for (number, step) in plan.steps.iter().enumerate() {
@@ -115,39 +146,89 @@ impl<'a> Frame<'a> {
             options.step(number, || {
                 let done = match step.appends {
                     Some(append) if self.append(append).is_some() => Ok(()),
-                    _ if step.on_heap => self.run_on_heap(node),
+                    _ if step.on_heap => self.run_on_heap(step, node),
                     _ => self.run_planned(number, step, node),
                 };
                 done.map_err(|what| Error::Node { node: node.name.clone(), op: node.op_type.clone(), what })
             })?;
             for &id in &step.drops {
-                if let Some(tensor) = self.heap[id].take() {
+                if let Some(tensor) = self.spare.heap[id].take() {
                     self.charge.shrink(tensor.ty().bytes() as u64);
                 }
             }
         }
         options.end();
-        let mut free = Vec::new();
+        let mut free = Formers::new();
         for (number, &(id, output)) in plan.copies.iter().enumerate() {
             if self.ty(id).is_some() {
                 let from = self.view(id).expect("a value with a type has a place").bytes;
-                let span = self.outputs[output];
+                let span = self.spare.spans[output];
                 assert_eq!(span.length, from.len(), "an output of another size");
                 // SAFETY: the output is ours to write for the whole run, as long as its type says, and no value's place.
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), span.begin, from.len()) };
-            } else {
+            } else if let Some(ty) = self.type_of(id).cloned() {
                 let again = plan.copies[number + 1..].iter().any(|&(other, _)| other == id);
-                let tensor = if again { self.heap[id].clone() } else { self.heap[id].take() };
-                free.extend(tensor.map(|tensor| (output, tensor)));
+                // The caller has no memory of the pool, nor a graph's input as its output.
+                let is_own = |tensor: &Tensor| !again && !(tensor.is_leased() && self.formers.is_some());
+                let made = self.spare.heap.get_mut(id).and_then(|made| made.take_if(|made| is_own(made)));
+                let tensor = match made {
+                    Some(made) => made,
+                    None => {
+                        let mut tensor = self.output(output, ty)?;
+                        let from = self.view(id).expect("a value with a type has a place").bytes;
+                        tensor.view_mut().bytes.copy_from_slice(from);
+                        tensor
+                    }
+                };
+                free.push((output, tensor));
             }
         }
+        self.spare.spans.clear();
+        self.spare.given.clear();
+        self.spare.heap.clear();
+        plan.spare.lock().unwrap_or_else(PoisonError::into_inner).push(std::mem::take(&mut self.spare));
         Ok(free)
+    }
+
+    /// Memory for an output whose type is known only now: that of the run before, if it has room.
+    fn output(&mut self, number: usize, ty: Type) -> Result<Tensor, Error> {
+        let Some(formers) = &mut self.formers else { return self.arenas.tensor(ty) };
+        let former = formers.iter().position(|(of, _)| *of == number);
+        let former = former.map(|at| formers.swap_remove(at).1);
+        // A tensor that the caller has bound is used if it is just of this type.
+        let fits = former
+            .and_then(|former| if *former.ty() == ty { Some(former) } else { former.retyped(ty.clone()) });
+        match fits {
+            Some(former) => Ok(former),
+            None => Ok(Tensor::try_zeroed(ty)?),
+        }
+    }
+
+    /// Memory for a value on the heap.
+    fn fresh(&mut self, id: ValueId, ty: Type) -> Result<Tensor, Error> {
+        // The last of an output's numbers, since the others are copies of it.
+        let output = self.plan.copies.iter().rev().find(|(value, _)| *value == id);
+        match output.filter(|_| self.formers.is_some()) {
+            Some(&(_, number)) => self.output(number, ty),
+            None => self.arenas.tensor(ty),
+        }
     }
 
     /// The type of a value, if it is known.
     fn ty(&self, id: ValueId) -> Option<&Type> {
         let varying = self.fit.and_then(|fit| fit.ty(self.plan, id));
         varying.unwrap_or(&self.plan.types[id]).as_ref()
+    }
+
+    /// The same once it has run.
+    fn type_of(&self, id: ValueId) -> Option<&Type> {
+        match self.plan.places[id] {
+            Place::Heap => self.spare.heap[id].as_ref().map(Tensor::ty),
+            Place::Input(index) if self.plan.is_open => {
+                self.ty(id).or_else(|| self.spare.given[index].as_ref())
+            }
+            _ => self.ty(id),
+        }
     }
 
     /// Appends to an input, if it is there in blocks.
@@ -173,11 +254,17 @@ impl<'a> Frame<'a> {
         let place = &self.plan.places[id];
         let bytes: &[u8] = match place {
             Place::Nowhere => return None,
-            Place::Heap => return self.heap[id].as_ref().map(Tensor::view),
+            Place::Heap => return self.spare.heap[id].as_ref().map(Tensor::view),
             Place::Known(tensor) => {
                 self.fit.and_then(|fit| fit.known(self.plan, id)).unwrap_or(tensor).view().bytes
             }
-            Place::Input(index) => (self.inputs)(*index)?.bytes,
+            Place::Input(index) => {
+                let given = (self.inputs)(*index)?;
+                if self.plan.is_open && self.ty(id).is_none() {
+                    return Some(given);
+                }
+                given.bytes
+            }
             Place::Arena(_) | Place::Output(_) => {
                 let length = self.ty(id)?.bytes();
                 // SAFETY: the address is within memory that lives as long as the frame and is initialised; who writes there
@@ -192,7 +279,7 @@ impl<'a> Frame<'a> {
     fn address(&self, place: &Place, length: usize) -> *mut u8 {
         match place {
             Place::Arena(offset) => self.arena.at(*offset, length),
-            Place::Output(index) => self.outputs[*index].at(0, length),
+            Place::Output(index) => self.spare.spans[*index].at(0, length),
             _ => unreachable!("only places in the arena and in outputs are written"),
         }
     }
@@ -201,11 +288,12 @@ impl<'a> Frame<'a> {
     /// it is, as of those that are there in blocks.
     fn inputs_of(
         &self,
+        memory: Vec<Option<View<'static>>>,
         node: &Node,
         over: Option<usize>,
         prepacked: Option<&Prepacked>,
         blocks: &[(usize, Blocks<'_>)],
-    ) -> SmallVec<[Option<View<'_>>; FEW]> {
+    ) -> Vec<Option<View<'_>>> {
         let packed = prepacked.map(|prepacked| prepacked.spec.input);
         let own = node.inputs.iter().copied().enumerate().map(|(index, id)| {
             let id = id.filter(|_| over != Some(index))?;
@@ -215,108 +303,163 @@ impl<'a> Frame<'a> {
             let ty = self.ty(id)?;
             Some(View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] })
         });
-        own.chain(node.captures.iter().map(|&id| self.view(id))).collect()
+        let mut inputs = emptied(memory);
+        inputs.extend(own.chain(node.captures.iter().map(|&id| self.view(id))));
+        inputs
     }
 
-    fn run_planned(&self, number: usize, step: &Step, node: &Node) -> Result<(), String> {
+    fn run_planned(&mut self, number: usize, step: &Step, node: &Node) -> Result<(), String> {
+        let memory = (std::mem::take(&mut self.spare.inputs), std::mem::take(&mut self.spare.outputs));
+        let frame = &*self;
         let mut blocks: SmallVec<[_; 2]> = SmallVec::new();
-        if !self.appends.is_empty() {
+        if !frame.appends.is_empty() {
             let there = node.inputs.iter().enumerate();
-            blocks.extend(there.filter_map(|(index, id)| Some((index, self.blocks((*id)?)?))));
+            blocks.extend(there.filter_map(|(index, id)| Some((index, frame.blocks((*id)?)?))));
         }
-        let inputs = self.inputs_of(node, step.in_place, step.prepacked.as_ref(), &blocks);
-        let mut outputs: SmallVec<[Option<ViewMut<'_>>; FEW]> = SmallVec::new();
+        let inputs = frame.inputs_of(memory.0, node, step.in_place, step.prepacked.as_ref(), &blocks);
+        let mut outputs: Vec<Option<ViewMut<'_>>> = emptied(memory.1);
         for id in &node.outputs {
             outputs.push(id.map(|id| {
-                let ty = self.ty(id).expect("a planned value has a type");
+                let ty = frame.ty(id).expect("a planned value has a type");
                 let length = ty.bytes();
-                let address = self.address(&self.plan.places[id], length);
+                let address = frame.address(&frame.plan.places[id], length);
                 // SAFETY: see the module's text: no input that is given out and no other output overlaps these bytes.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(address, length) };
                 ViewMut { dtype: ty.dtype, shape: &ty.shape, bytes }
             }));
         }
         let (offset, most) = step.scratch;
-        let length = self.fit.and_then(|fit| fit.scratch(number)).unwrap_or(most);
+        let length = frame.fit.and_then(|fit| fit.scratch(number)).unwrap_or(most);
         let scratch = if length == 0 {
             &mut [][..]
         } else {
             // SAFETY: as for outputs: scratch memory is a block of the plan, alive in this step.
-            unsafe { std::slice::from_raw_parts_mut(self.arena.at(offset, length), length) }
+            unsafe { std::slice::from_raw_parts_mut(frame.arena.at(offset, length), length) }
         };
         let over = |index: usize| {
             let id = node.inputs[index].expect("an input that is written over is there");
-            (index, self.ty(id).expect("it has a type").dtype)
+            (index, frame.ty(id).expect("it has a type").dtype)
         };
         let in_place = step.in_place.map(over);
         let prepacked = step.prepacked.as_ref();
-        node.operator.run(&mut Call {
+        let done = node.operator.run(&mut Call {
             inputs: &inputs,
             outputs: &mut outputs,
             scratch,
             in_place,
             prepacked,
             blocks: &blocks,
-        })
+        });
+        let memory = (emptied(inputs), emptied(outputs));
+        drop(blocks);
+        (self.spare.inputs, self.spare.outputs) = memory;
+        done
     }
 
-    fn run_on_heap(&mut self, node: &Node) -> Result<(), String> {
-        let mut charge = self.charge.take();
-        let inputs = self.inputs_of(node, None, None, &[]);
-        let names = || {
-            let names = node.outputs.iter().flatten().map(|&id| &*self.plan.graph.values[id].name);
+    /// The input that output 0 takes the memory of: one that nobody needs any more, of as many bytes.
+    fn taken_over(&self, step: &Step, node: &Node, made: &Type) -> Option<usize> {
+        let output = node.outputs.first().copied().flatten()?;
+        let is_output = self.formers.is_some() && self.plan.copies.iter().any(|&(id, _)| id == output);
+        let allowed: &[usize] = match node.operator.reuse() {
+            Reuse::InPlace(inputs) => inputs,
+            Reuse::View if node.outputs.len() == 1 => &[0],
+            _ => &[],
+        };
+        let fits = |&index: &usize| {
+            let Some(id) = node.inputs.get(index).copied().flatten() else { return false };
+            let uses = node.inputs.iter().flatten().chain(&node.captures).filter(|&&used| used == id).count();
+            let tensor = self.spare.heap[id].as_ref();
+            let has_memory = tensor.is_some_and(|tensor| tensor.ty().bytes() == made.bytes());
+            uses == 1 && step.drops.contains(&id) && has_memory
+        };
+        allowed.iter().copied().find(|index| !is_output && fits(index))
+    }
+
+    fn run_on_heap(&mut self, step: &Step, node: &Node) -> Result<(), String> {
+        let told = |error: Error| error.to_string();
+        let names = |frame: &Self| {
+            let names = node.outputs.iter().flatten().map(|&id| &*frame.plan.graph.values[id].name);
             names.collect::<Vec<_>>().join(", ")
         };
-        let (tensors, counted) =
-            run_freely(&*node.operator, &inputs, node.outputs.len(), &mut charge, &names)?;
-        if tensors.len() < node.outputs.len() {
-            return Err(format!("it has {} outputs at most", tensors.len()));
-        }
-        drop(inputs);
-        let mut kept = 0;
-        for (tensor, id) in tensors.into_iter().zip(&node.outputs) {
-            if let Some(id) = *id {
-                kept += tensor.ty().bytes() as u64;
-                self.heap[id] = Some(tensor);
+        let memory = (std::mem::take(&mut self.spare.inputs), std::mem::take(&mut self.spare.types));
+        let inputs = self.inputs_of(memory.0, node, None, None, &[]);
+        let mut types = emptied(memory.1);
+        let ids = node.inputs.iter().copied().chain(node.captures.iter().copied().map(Some));
+        types.extend(ids.map(|id| self.type_of(id?)));
+        if let Some(made) = node.operator.run_freely(&inputs) {
+            (self.spare.inputs, self.spare.types) = (emptied(inputs), emptied(types));
+            let made = made?;
+            if made.len() < node.outputs.len() {
+                return Err(format!("it has {} outputs at most", made.len()));
             }
+            for (tensor, id) in made.into_iter().zip(&node.outputs) {
+                let Some(id) = *id else { continue };
+                // It is counted when it is there: before, nobody knows how much it is.
+                let bytes = tensor.ty().bytes() as u64;
+                if let Err(error) = self.charge.grow(bytes) {
+                    return Err(format!("{error}; {bytes} of them are for {}", names(self)));
+                }
+                self.spare.heap[id] = Some(tensor);
+            }
+            return Ok(());
         }
-        charge.shrink(counted.saturating_sub(kept));
-        self.charge = charge;
+        let known = Known { types: &types, values: &inputs };
+        let made = match node.operator.infer(&known) {
+            Ok(made) if made.len() < node.outputs.len() => {
+                return Err(format!("it has {} outputs at most", made.len()));
+            }
+            Ok(made) => made,
+            Err(Unclear::Wrong(what)) => return Err(what),
+            Err(Unclear::Needs(index)) => return Err(format!("input {index} is missing")),
+        };
+        let scratch = node.operator.scratch(&known, &made);
+        let over = made.first().and_then(|made| self.taken_over(step, node, made));
+        let over = over.and_then(|index| Some((index, types[index]?.dtype)));
+        let memory = (emptied(inputs), emptied(types));
+        let new = made.iter().zip(&node.outputs).skip(usize::from(over.is_some()));
+        let new = new.filter(|(_, id)| id.is_some()).map(|(ty, _)| ty.bytes() as u64);
+        let bytes = new.fold(scratch as u64, u64::saturating_add);
+        if let Err(error) = self.charge.grow(bytes) {
+            return Err(format!("{error}; {bytes} of them are for {}", names(self)));
+        }
+        let mut tensors = Tensors::new();
+        for (number, (ty, id)) in made.into_iter().zip(&node.outputs).enumerate() {
+            let Some(id) = *id else { continue };
+            let source = over.filter(|_| number == 0).and_then(|(index, _)| node.inputs[index]);
+            let taken = source.and_then(|source| self.spare.heap[source].take());
+            tensors.push(match taken {
+                Some(tensor) => {
+                    tensor.retyped(ty).ok_or("an input has no memory of its own to be written over")?
+                }
+                None => self.fresh(id, ty).map_err(told)?,
+            });
+        }
+        if over.is_none() || node.operator.reuse() != Reuse::View {
+            let mut space = self.arenas.tensor(typed(DataType::U8, [scratch])?).map_err(told)?;
+            let outputs = std::mem::take(&mut self.spare.outputs);
+            let inputs = self.inputs_of(memory.0, node, over.map(|(index, _)| index), None, &[]);
+            let mut outputs: Vec<Option<ViewMut<'_>>> = emptied(outputs);
+            let mut made = tensors.iter_mut();
+            outputs.extend(node.outputs.iter().map(|id| id.and_then(|_| made.next()).map(Tensor::view_mut)));
+            let done = node.operator.run(&mut Call {
+                inputs: &inputs,
+                outputs: &mut outputs,
+                scratch: space.view_mut().bytes,
+                in_place: over,
+                prepacked: None,
+                blocks: &[],
+            });
+            let memory = (emptied(inputs), emptied(outputs));
+            (self.spare.inputs, self.spare.outputs) = memory;
+            done?;
+        } else {
+            self.spare.inputs = memory.0;
+        }
+        self.spare.types = memory.1;
+        for (tensor, id) in tensors.into_iter().zip(node.outputs.iter().flatten()) {
+            self.spare.heap[*id] = Some(tensor);
+        }
+        self.charge.shrink(scratch as u64);
         Ok(())
-    }
-}
-
-/// Runs an operator on inputs that are there, whatever comes out; with what was counted for it. What graphs within it make is counted
-/// when it is there: before, nobody knows how much it is.
-fn run_freely(
-    operator: &dyn Operator,
-    inputs: &[Option<View<'_>>],
-    wanted: usize,
-    charge: &mut Charge,
-    names: &dyn Fn() -> String,
-) -> Result<(Vec<Tensor>, u64), String> {
-    let mut count = |bytes: u64| {
-        let counted = charge.grow(bytes).map(|()| bytes);
-        counted.map_err(|error| format!("{error}; {bytes} of them are for {}", names()))
-    };
-    if let Some(made) = operator.run_freely(inputs) {
-        let made = made?;
-        let counted = count(made.iter().map(|tensor| tensor.ty().bytes() as u64).sum())?;
-        return Ok((made, counted));
-    }
-    let types: Vec<_> = inputs
-        .iter()
-        .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
-        .collect();
-    let types: Vec<_> = types.iter().map(Option::as_ref).collect();
-    let known = Known { types: &types, values: inputs };
-    match operator.infer(&known) {
-        Ok(made) => {
-            let scratch = operator.scratch(&known, &made) as u64;
-            let counted = count(made.iter().fold(scratch, |all, ty| all.saturating_add(ty.bytes() as u64)))?;
-            Ok((run_one(operator, inputs, made, wanted)?, counted))
-        }
-        Err(crate::operator::Unclear::Wrong(what)) => Err(what),
-        Err(crate::operator::Unclear::Needs(index)) => Err(format!("input {index} is missing")),
     }
 }

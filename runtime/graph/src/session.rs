@@ -12,7 +12,7 @@ use crate::outputs::Outputs;
 use crate::passes::{Changes, Optimization};
 use crate::plan::room::{Fit, LEAST_RUNS, covers, growth, runs_ahead, with_room};
 use crate::plan::{Appended, Figures, Plan, PlannedRun, Sharing};
-use crate::run::Frame;
+use crate::run::{Formers, Frame, Tensors};
 use crate::watch::RunOptions;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -20,9 +20,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use stepalloc_tensor::growing::Append;
 use stepalloc_tensor::{Tensor, Type, View};
 use stepalloc_threads::Threads;
-
-/// Outputs of a model at most, in practice; more take memory in each run.
-const FEW: usize = 8;
 
 /// Integers and truth values with so many elements at most may decide shapes and branches: where a plan leaves nodes out, it is made
 /// anew for what they are.
@@ -49,18 +46,50 @@ struct Key {
     told: Vec<Vec<u8>>,
 }
 
+impl Key {
+    fn is_for(&self, inputs: &[Option<View<'_>>]) -> bool {
+        let is_like = |(ty, view): (&Option<Type>, &Option<View<'_>>)| match (ty, view) {
+            (Some(ty), Some(view)) => ty.dtype == view.dtype && ty.shape == *view.shape,
+            (None, None) => true,
+            _ => false,
+        };
+        self.types.len() == inputs.len() && self.types.iter().zip(inputs).all(is_like)
+    }
+}
+
+/// Whether an input may decide: its elements are few, no reals, and there.
+fn tells(view: &View<'_>) -> bool {
+    let is_there = view.bytes.len() == view.len() * view.dtype.bytes();
+    !view.dtype.is_float() && view.len() <= TELLING && is_there
+}
+
+/// Whether inputs are what a plan was made for.
+fn is_told(known: &[Vec<u8>], inputs: &[Option<View<'_>>]) -> bool {
+    known.iter().zip(inputs).all(|(known, view)| match view.as_ref().filter(|view| tells(view)) {
+        Some(view) => known == view.bytes,
+        None => known.is_empty(),
+    })
+}
+
+fn by_number(told: &[Option<Arc<Tensor>>]) -> Told {
+    let there = told.iter().enumerate().filter_map(|(index, told)| Some((index, Arc::clone(told.as_ref()?))));
+    (!told.is_empty()).then(|| there.collect())
+}
+
 /// A plan in use, and the elements of inputs it was made for.
 pub(crate) struct Chosen {
     pub plan: Arc<Plan>,
     /// What values are, where the plan has room for more.
     fit: Option<Fit>,
-    /// Inputs by number.
-    told: Vec<(usize, Arc<Tensor>)>,
+    told: Told,
 }
+
+/// What inputs are, by number, that a plan was made for.
+type Told = Option<Arc<[(usize, Arc<Tensor>)]>>;
 
 impl From<Arc<Plan>> for Chosen {
     fn from(plan: Arc<Plan>) -> Self {
-        Self { plan, fit: None, told: Vec::new() }
+        Self { plan, fit: None, told: None }
     }
 }
 
@@ -70,11 +99,13 @@ impl Chosen {
         varying.unwrap_or(&self.plan.types[id]).as_ref()
     }
 
+    fn told(&self) -> impl Iterator<Item = &(usize, Arc<Tensor>)> {
+        self.told.iter().flat_map(|told| told.iter())
+    }
+
     /// Whether it was made for these inputs, whose types are right.
     pub(crate) fn is_for<'a>(&self, input: impl Fn(usize) -> Option<View<'a>>) -> bool {
-        self.told
-            .iter()
-            .all(|(index, told)| input(*index).is_some_and(|view| view.bytes == told.view().bytes))
+        self.told().all(|(index, told)| input(*index).is_some_and(|view| view.bytes == told.view().bytes))
     }
 }
 
@@ -136,6 +167,14 @@ struct Roomy {
     plan: Arc<Plan>,
 }
 
+/// A plan that is kept.
+struct Made {
+    plan: Arc<Plan>,
+    told: Told,
+    /// When it was used last.
+    used: u64,
+}
+
 #[derive(Default)]
 struct Kept {
     /// Plans with room for larger inputs than were there.
@@ -145,7 +184,9 @@ struct Kept {
     grown: Option<Vec<Vec<usize>>>,
     /// Runs that are left until a plan with room is tried again, after one could not be made.
     refused: usize,
-    plans: HashMap<Key, (Arc<Plan>, u64)>,
+    plans: HashMap<Key, Made>,
+    /// The one for inputs of any types, and which of them are there.
+    open: Option<(Vec<bool>, Arc<Plan>)>,
     /// What inputs were told to be where plans were made for that, not for their types alone.
     told: Vec<Vec<Vec<u8>>>,
     /// Uses so far.
@@ -290,7 +331,7 @@ impl Executor {
             kept.roomy.iter().rev().filter(|roomy| roomy.threads == threads && covers(&roomy.types, types));
         let fitting: SmallVec<[_; ROOMY]> = fitting.map(|roomy| Arc::clone(&roomy.plan)).collect();
         drop(kept);
-        let fits = |plan: Arc<Plan>| Some(Chosen { fit: Some(plan.fit(types)?), plan, told: Vec::new() });
+        let fits = |plan: Arc<Plan>| Some(Chosen { fit: Some(plan.fit(types)?), plan, told: None });
         if let Some(chosen) = fitting.into_iter().find_map(fits) {
             return Some(chosen);
         }
@@ -325,6 +366,15 @@ impl Executor {
 
     /// The plan for these inputs: for what some of them are, where types alone leave nodes out.
     pub(crate) fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Chosen, Error> {
+        self.count_weights(&self.arenas())?;
+        if let Some(chosen) = self.chosen_before(inputs) {
+            return Ok(chosen);
+        }
+        if self.model.is_none()
+            && let Some(chosen) = self.open(inputs)?
+        {
+            return Ok(chosen);
+        }
         let types = types_of(inputs);
         if let Some(chosen) = self.roomy(&types) {
             return Ok(chosen);
@@ -332,22 +382,62 @@ impl Executor {
         self.choose_exact(inputs, types)
     }
 
+    /// The plan that was made for inputs of these types, or for what they are, found without any memory.
+    fn chosen_before(&self, inputs: &[Option<View<'_>>]) -> Option<Chosen> {
+        let threads = self.options.intra_op_num_threads;
+        let mut kept = self.kept();
+        let is_full = self.model.is_none() && kept.plans.len() >= self.options.plans;
+        let Kept { plans, told, clock, .. } = &mut *kept;
+        let (mut plain, mut exact) = (None, None);
+        for (key, made) in plans.iter_mut().filter(|(key, _)| key.threads == threads && key.is_for(inputs)) {
+            if key.told.is_empty() {
+                plain = Some(made);
+            } else if is_told(&key.told, inputs) {
+                exact = Some(made);
+            }
+        }
+        let plain = plain?;
+        let decides = plain.plan.figures.unplanned_nodes > 0 && inputs.iter().flatten().any(tells);
+        let is_data = told.len() >= MOST_TOLD && !told.iter().any(|told| is_told(told, inputs));
+        let made = match exact {
+            Some(exact) if decides => exact,
+            None if decides && !is_data && !is_full => return None,
+            _ => plain,
+        };
+        *clock += 1;
+        made.used = *clock;
+        Some(Chosen { plan: Arc::clone(&made.plan), fit: None, told: made.told.clone() })
+    }
+
+    /// For a graph within a node, whose inputs' sizes elements may decide: the plan for inputs of any types, once there have been as many
+    /// as plans are kept.
+    fn open(&self, inputs: &[Option<View<'_>>]) -> Result<Option<Chosen>, Error> {
+        let kept = self.kept();
+        if kept.plans.len() < self.options.plans {
+            return Ok(None);
+        }
+        let is_for = |there: &[bool]| there.iter().copied().eq(inputs.iter().map(Option::is_some));
+        if let Some((_, plan)) = kept.open.as_ref().filter(|(there, _)| is_for(there)) {
+            return Ok(Some(Arc::clone(plan).into()));
+        }
+        drop(kept);
+        let there: Vec<_> = inputs.iter().map(Option::is_some).collect();
+        let plan = self.preparing(|| Plan::open(&self.optimized().0, &there, self.options.sharing))?;
+        let plan = Arc::new(plan);
+        let mut kept = self.kept();
+        kept.open = Some((there, Arc::clone(&plan)));
+        kept.made += 1;
+        Ok(Some(plan.into()))
+    }
+
     /// The same, made for just these types.
     fn choose_exact(&self, inputs: &[Option<View<'_>>], types: Vec<Option<Type>>) -> Result<Chosen, Error> {
         let plan = self.plan(&types)?;
-        let is_there = |view: &View<'_>| view.bytes.len() == view.len() * view.dtype.bytes();
-        let tells = |view: &View<'_>| !view.dtype.is_float() && view.len() <= TELLING && is_there(view);
         if plan.figures.unplanned_nodes == 0 || !inputs.iter().flatten().any(tells) {
             return Ok(plan.into());
         }
-        let is_told = |known: &Vec<Vec<u8>>| {
-            known.iter().zip(inputs).all(|(known, view)| match view.filter(tells) {
-                Some(view) => known == view.bytes,
-                None => known.is_empty(),
-            })
-        };
         let kept = self.kept();
-        if kept.told.len() >= MOST_TOLD && !kept.told.iter().any(is_told) {
+        if kept.told.len() >= MOST_TOLD && !kept.told.iter().any(|told| is_told(told, inputs)) {
             return Ok(plan.into());
         }
         drop(kept);
@@ -357,15 +447,14 @@ impl Executor {
             told.as_ref().map_or_else(Vec::new, |told| told.view().bytes.to_vec())
         };
         let plan = self.plan_told(self.key(types, told.iter().map(bytes).collect()), &told)?;
-        let told = told.into_iter().enumerate().filter_map(|(index, told)| Some((index, told?))).collect();
-        Ok(Chosen { plan, fit: None, told })
+        Ok(Chosen { plan, fit: None, told: by_number(&told) })
     }
 
     /// What the plan for these inputs says of a run.
     fn planned_run(&self, inputs: &[Option<View<'_>>]) -> Result<PlannedRun, Error> {
         let chosen = self.choose_exact(inputs, types_of(inputs))?;
         let mut told = vec![None; inputs.len()];
-        chosen.told.into_iter().for_each(|(index, tensor)| told[index] = Some(tensor));
+        chosen.told().for_each(|(index, tensor)| told[*index] = Some(Arc::clone(tensor)));
         let (types, sharing) = (types_of(inputs), self.options.sharing);
         let around = Around { arenas: self.arenas(), cancel: None };
         around.during(|| chosen.plan.planned_run(&types, &told, sharing))
@@ -377,9 +466,9 @@ impl Executor {
         let mut kept = self.kept();
         kept.clock += 1;
         let now = kept.clock;
-        if let Some((plan, used)) = kept.plans.get_mut(&key) {
-            *used = now;
-            return Ok(Arc::clone(plan));
+        if let Some(made) = kept.plans.get_mut(&key) {
+            made.used = now;
+            return Ok(Arc::clone(&made.plan));
         }
         drop(kept);
         let graph = &self.optimized().0;
@@ -390,13 +479,13 @@ impl Executor {
         let plan = Arc::new(plan?);
         let mut kept = self.kept();
         while kept.plans.len() >= self.options.plans.saturating_mul(Arc::strong_count(&self.common)) {
-            let oldest = kept.plans.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
+            let oldest = kept.plans.iter().min_by_key(|(_, made)| made.used).map(|(key, _)| key.clone());
             oldest.and_then(|oldest| kept.plans.remove(&oldest));
         }
         if !told.is_empty() && kept.told.len() < MOST_TOLD && !kept.told.contains(&key.told) {
             kept.told.push(key.told.clone());
         }
-        kept.plans.insert(key, (Arc::clone(&plan), now));
+        kept.plans.insert(key, Made { plan: Arc::clone(&plan), told: by_number(told), used: now });
         kept.made += 1;
         Ok(plan)
     }
@@ -412,10 +501,12 @@ impl Executor {
         &self,
         inputs: &[Option<View<'_>>],
         options: &mut RunOptions<'_>,
-    ) -> Result<Vec<Tensor>, Error> {
+    ) -> Result<Tensors, Error> {
         let chosen = self.choose(inputs)?;
-        let mut outputs = Outputs::new(self.graph.outputs.len(), &self.arenas());
-        self.run_views(&chosen, &|index| inputs[index], &mut [], &mut outputs, options)?;
+        let (count, arenas) = (self.graph.outputs.len(), self.arenas());
+        let mut outputs =
+            if self.model.is_some() { Outputs::new(count, &arenas) } else { Outputs::within(count, &arenas) };
+        self.run_views(&chosen, &|index| inputs[index], &mut outputs, options)?;
         // Each was made or it was an error.
         Ok(outputs.tensors.into_iter().flatten().collect())
     }
@@ -436,36 +527,38 @@ impl Executor {
                 .filter(|_| fed_back.iter().any(|&(output, _)| output == appended.output))?;
             Some(Append::new(past, chosen.ty(appended.id)?.clone(), appended.axis))
         };
-        let appends = chosen.plan.appended.iter().map(|appended| append(appended).transpose());
-        let mut appends = appends.collect::<Result<Vec<_>, _>>()?;
-        outputs.copied_bytes +=
-            appends.iter().flatten().map(|append| append.copied_bytes() as u64).sum::<u64>();
-        self.run_views(
-            chosen,
-            &|index| inputs[index].as_ref().map(Tensor::view),
-            &mut appends,
-            outputs,
-            options,
-        )
+        outputs.appends.clear();
+        for appended in &chosen.plan.appended {
+            let append = append(appended).transpose()?;
+            outputs.copied_bytes += append.as_ref().map_or(0, |append| append.copied_bytes() as u64);
+            outputs.appends.push(append);
+        }
+        let done =
+            self.run_views(chosen, &|index| inputs[index].as_ref().map(Tensor::view), outputs, options);
+        outputs.appends.clear();
+        done
     }
 
     fn run_views<'a>(
         &self,
         chosen: &Chosen,
         inputs: &(dyn Fn(usize) -> Option<View<'a>> + Sync),
-        appends: &mut [Option<Append>],
         outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
     ) -> Result<(), Error> {
         let plan = &chosen.plan;
+        let mut appends = std::mem::take(&mut outputs.appends);
         let is_appended = |index: usize| {
             let mut all = plan.appended.iter().zip(appends.iter());
             all.any(|(appended, append)| appended.output == index && append.is_some())
         };
         let types = plan.graph.outputs.iter().enumerate();
-        let types: SmallVec<[_; FEW]> =
-            types.map(|(index, &id)| chosen.ty(id).filter(|_| !is_appended(index))).collect();
-        let types = types.iter().copied();
+        let types = types.map(|(index, &id)| chosen.ty(id).filter(|_| !is_appended(index)));
+        if self.options.max_mem < u64::MAX || self.arenas().is_limited() {
+            // No memory is kept for those whose types are known only when it runs.
+            let unknown = types.clone().enumerate().filter(|(_, ty)| ty.is_none());
+            unknown.for_each(|(index, _)| outputs.put(index, None));
+        }
         // Arenas that the session shares know nothing of the limit of its own.
         let total = self.weight_bytes() + plan.figures.arena_bytes + outputs.wanted(types.clone());
         if total > self.options.max_mem {
@@ -473,15 +566,16 @@ impl Executor {
             return Err(self.explained(Error::Memory { bytes: total, why }, chosen, inputs));
         }
         outputs.make(types).map_err(|error| self.explained(error, chosen, inputs))?;
-        let free = self.threads.run(|| self.run_frame(chosen, inputs, appends, outputs, options))?;
+        let free = self.threads.run(|| self.run_frame(chosen, inputs, &mut appends, outputs, options))?;
         for (index, tensor) in free {
             outputs.put_made(index, tensor)?;
         }
-        for (appended, append) in plan.appended.iter().zip(appends) {
+        for (appended, append) in plan.appended.iter().zip(&mut appends) {
             if let Some(append) = append.take() {
                 outputs.put_made(appended.output, append.finish())?;
             }
         }
+        outputs.appends = appends;
         match outputs.tensors.iter().position(Option::is_none) {
             Some(index) => {
                 let name = &self.graph.values[self.graph.outputs[index]].name;
@@ -506,7 +600,7 @@ impl Executor {
         let graph = &chosen.plan.graph;
         let given: Vec<_> = (0..graph.inputs.len()).map(inputs).collect();
         let mut told = vec![None; given.len()];
-        chosen.told.iter().for_each(|(index, tensor)| told[*index] = Some(Arc::clone(tensor)));
+        chosen.told().for_each(|(index, tensor)| told[*index] = Some(Arc::clone(tensor)));
         let around = Around { arenas: self.arenas(), cancel: None };
         let run = around.during(|| chosen.plan.planned_run(&types_of(&given), &told, self.options.sharing));
         let outputs = graph.outputs.iter().filter_map(|&id| Some((id, chosen.ty(id)?)));
@@ -538,7 +632,7 @@ impl Executor {
         appends: &mut [Option<Append>],
         outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
-    ) -> Result<Vec<(usize, Tensor)>, Error> {
+    ) -> Result<Formers, Error> {
         let plan = &*chosen.plan;
         let arenas = self.arenas();
         let taking = Taking {
@@ -550,13 +644,16 @@ impl Executor {
         let mut arena = arena.map_err(|error| self.explained(error, chosen, inputs))?;
         // Views of a shorter life.
         let inputs = |index: usize| inputs(index);
-        let mut places: SmallVec<[&mut [u8]; FEW]> = outputs
-            .tensors
-            .iter_mut()
-            .map(|output| output.as_mut().map_or(&mut [][..], |tensor| tensor.view_mut().bytes))
-            .collect();
+        let mut formers = Formers::new();
+        for (index, &id) in plan.graph.outputs.iter().enumerate() {
+            if chosen.ty(id).is_none() {
+                formers.extend(outputs.tensors[index].take().map(|former| (index, former)));
+            }
+        }
         let made = (plan, chosen.fit.as_ref());
-        let frame = Frame::new(made, &inputs, arena.memory(), &mut places, appends, &arenas);
+        // Those of graphs within nodes are values of the run around.
+        let outputs = (&mut outputs.tensors[..], self.model.is_some().then_some(&mut formers));
+        let frame = Frame::new(made, &inputs, arena.memory(), outputs, appends, &arenas);
         let around = Around { arenas: arenas.clone(), cancel: options.cancelled_by().cloned() };
         around.during(|| frame.run(options))
     }

@@ -5,10 +5,11 @@ use crate::error::Error;
 use crate::graph::Graph;
 use crate::operator::Registry;
 use crate::plan::Sharing;
+use crate::run::Tensors;
 use crate::session::Executor;
 use crate::watch::RunOptions;
 use std::sync::Arc;
-use stepalloc_tensor::{Tensor, Type, View};
+use stepalloc_tensor::{Type, View};
 
 /// A graph that an operator runs: its plans, by the types it is given. It takes arenas of the run around it, and ends with that.
 pub struct Subgraph(Executor);
@@ -25,7 +26,7 @@ impl Subgraph {
     }
 
     /// Runs it on inputs, followed by what it takes from outside.
-    pub fn run(&self, inputs: &[Option<View<'_>>]) -> Result<Vec<Tensor>, Error> {
+    pub fn run(&self, inputs: &[Option<View<'_>>]) -> Result<Tensors, Error> {
         let around = Around::current();
         let options = RunOptions::new();
         let mut options = match &around.cancel {

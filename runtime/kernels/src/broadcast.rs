@@ -2,6 +2,7 @@
 
 use bytemuck::Pod;
 use smallvec::SmallVec;
+use stepalloc_tensor::Shape;
 use stepalloc_threads as threads;
 
 /// Elements from which on several cores share the work: below, waking them takes longer.
@@ -9,16 +10,12 @@ pub const PARALLEL: usize = 1 << 16;
 /// Elements that one core takes at a time: few enough to stay in its first caches.
 pub const PART: usize = 1 << 13;
 
-/// A shape, of few dimensions in practice.
-pub type Shape = SmallVec<[usize; 8]>;
-
 /// The shape that all of these have when they repeat; `None` if they do not fit.
 pub fn broadcast<'a>(shapes: impl IntoIterator<Item = &'a [usize]>) -> Option<Shape> {
-    let mut all = Shape::new();
+    let mut all = Shape::default();
     for shape in shapes {
-        if shape.len() > all.len() {
-            all.insert_many(0, std::iter::repeat_n(1, shape.len() - all.len()));
-        }
+        let missing = shape.len().saturating_sub(all.len());
+        all.insert_many(0, std::iter::repeat_n(1, missing));
         let skipped = all.len() - shape.len();
         for (to, &from) in all[skipped..].iter_mut().zip(shape) {
             match (*to, from) {

@@ -162,7 +162,7 @@ impl Operator for Pad {
             Some(pads) => self.laids(&input.shape, pads, None)?,
             None => self.laids(&input.shape, &inputs.ints(1)?, inputs.opt_ints(3)?.as_deref())?,
         };
-        Ok(smallvec![typed(input.dtype, wholes(&laids).into_vec())?])
+        Ok(smallvec![typed(input.dtype, &wholes(&laids)[..])?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -221,7 +221,7 @@ impl CenterCropPad {
 impl Operator for CenterCropPad {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
-        Ok(smallvec![typed(input.dtype, wholes(&self.laids(&input.shape, &inputs.ints(1)?)?).into_vec())?])
+        Ok(smallvec![typed(input.dtype, &wholes(&self.laids(&input.shape, &inputs.ints(1)?)?)[..])?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

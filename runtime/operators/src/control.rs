@@ -5,10 +5,11 @@
 //! freely. The inputs of a node are followed by what its graphs take from outside, graph after graph in the order of the
 //! attributes' names.
 
-use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, typed, zeroed};
+use super::{Call, Definition, Known, Made, Operator, Stacked, Types, Unclear, axis, copied, typed};
+use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
-use stepalloc_graph::{Declared, Dim, Graph, Subgraph};
-use stepalloc_tensor::{Bool, DataType, Tensor, Type, View};
+use stepalloc_graph::{Declared, Dim, Graph, Subgraph, Tensors};
+use stepalloc_tensor::{Bool, DataType, Shape, Tensor, Type, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     Some(match node.op {
@@ -18,6 +19,9 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         _ => return None,
     })
 }
+
+/// What a graph is given, in practice, at most; more takes memory in each run.
+pub(super) const FEW: usize = 16;
 
 /// A graph within a node.
 pub(super) struct Body {
@@ -76,8 +80,8 @@ impl Body {
         &self,
         own: impl IntoIterator<Item = View<'a>>,
         all: &[Option<View<'a>>],
-    ) -> Result<Vec<Tensor>, String> {
-        let mut views: Vec<_> = own.into_iter().map(Some).collect();
+    ) -> Result<Tensors, String> {
+        let mut views: SmallVec<[_; FEW]> = own.into_iter().map(Some).collect();
         views.extend_from_slice(all.get(self.captures.clone()).ok_or("it lacks what its graph takes")?);
         self.graph.run(&views).map_err(|error| error.to_string())
     }
@@ -104,10 +108,10 @@ impl Body {
     }
 
     /// The shape of an input that is one number: of one dimension if the model says so.
-    fn shape_of_number(&self, index: usize) -> Vec<usize> {
+    fn shape_of_number(&self, index: usize) -> Shape {
         let declared = self.declared_inputs.get(index).and_then(Option::as_ref);
         let rank = declared.and_then(|declared| declared.dims.as_ref()).map_or(0, Vec::len);
-        vec![1; rank.min(1)]
+        (0..rank.min(1)).map(|_| 1).collect()
     }
 }
 
@@ -153,7 +157,7 @@ impl If {
         Ok(Self { branches: [no, yes] })
     }
 
-    fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Vec<Tensor>, String> {
+    fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Tensors, String> {
         let condition = inputs.first().copied().flatten().ok_or("input 0 is missing")?;
         self.branches[usize::from(truth(&condition)?)].run([], inputs)
     }
@@ -178,7 +182,7 @@ impl Operator for If {
         deliver(call, &made)
     }
 
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Vec<Tensor>, String>> {
+    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, String>> {
         Some(self.choose(inputs))
     }
 }
@@ -206,8 +210,8 @@ impl Loop {
     }
 
     /// Types of the graph's inputs.
-    fn types(&self, states: impl IntoIterator<Item = Type>) -> Result<Vec<Type>, String> {
-        let mut types = vec![
+    fn types(&self, states: impl IntoIterator<Item = Type>) -> Result<Types, String> {
+        let mut types: Types = smallvec![
             typed(DataType::I64, self.body.shape_of_number(0))?,
             typed(DataType::Bool, self.body.shape_of_number(1))?,
         ];
@@ -215,7 +219,7 @@ impl Loop {
         Ok(types)
     }
 
-    fn repeat(&self, inputs: &[Option<View<'_>>]) -> Result<Vec<Tensor>, String> {
+    fn repeat(&self, inputs: &[Option<View<'_>>]) -> Result<Tensors, String> {
         let given = |index: usize| inputs.get(index).copied().flatten();
         let most = match given(0) {
             None => i64::MAX,
@@ -225,20 +229,21 @@ impl Loop {
             },
         };
         let mut goes_on = given(1).map_or(Ok(true), |condition| truth(&condition))?;
-        let mut states = Vec::with_capacity(self.states);
+        let mut states = Tensors::new();
         for index in 0..self.states {
             let state = given(index + 2).ok_or_else(|| format!("input {} is missing", index + 2))?;
-            states.push(state.to_tensor());
+            states.push(copied(&state)?);
         }
         let scans = self.body.outputs - 1 - self.states;
-        let mut stacks: Vec<Stack> = (0..scans).map(|_| Stack::default()).collect();
-        let mut round = 0;
+        let mut stacks: SmallVec<[Stack; 4]> = (0..scans).map(|_| Stack::default()).collect();
+        let shapes = [0, 1].map(|index| self.body.shape_of_number(index));
+        let mut round = 0i64;
         while round < most && goes_on {
+            let (number, condition) = ([round], [u8::from(goes_on)]);
             let number =
-                Tensor::from_elements(self.body.shape_of_number(0), &[round]).ok_or("one element")?;
-            let condition = Tensor::from_elements(self.body.shape_of_number(1), &[Bool::from(goes_on)]);
-            let condition = condition.ok_or("one element")?;
-            let own = [&number, &condition].into_iter().chain(&states).map(Tensor::view);
+                View { dtype: DataType::I64, shape: &shapes[0], bytes: bytemuck::cast_slice(&number) };
+            let condition = View { dtype: DataType::Bool, shape: &shapes[1], bytes: &condition };
+            let own = [number, condition].into_iter().chain(states.iter().map(Tensor::view));
             let mut made = self.body.run(own, inputs)?.into_iter();
             goes_on = truth(&made.next().ok_or("its graph has no outputs")?.view())?;
             states.clear();
@@ -253,11 +258,11 @@ impl Loop {
             let empty = || {
                 // No element was made: what it would have been is all that is known.
                 let types = self.types(states[..self.states].iter().map(|state| state.ty().clone())).ok()?;
-                let known: Vec<_> = inputs
+                let known: SmallVec<[_; FEW]> = inputs
                     .iter()
                     .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
                     .collect();
-                let known: Vec<_> = known.iter().map(Option::as_ref).collect();
+                let known: SmallVec<[_; FEW]> = known.iter().map(Option::as_ref).collect();
                 let made = self.body.infer(&types, &Known { types: &known, values: inputs });
                 made.get(at).cloned().flatten().or_else(|| self.body.declared_output(at))
             };
@@ -289,7 +294,7 @@ impl Operator for Loop {
         deliver(call, &made)
     }
 
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Vec<Tensor>, String>> {
+    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, String>> {
         Some(self.repeat(inputs))
     }
 }
@@ -299,7 +304,7 @@ impl Operator for Loop {
 struct Stack {
     ty: Option<Type>,
     count: usize,
-    bytes: Vec<u8>,
+    stacked: Stacked,
 }
 
 impl Stack {
@@ -310,8 +315,7 @@ impl Stack {
         }
         self.ty = Some(ty);
         self.count += 1;
-        self.bytes.extend_from_slice(element.bytes);
-        Ok(())
+        self.stacked.push(element.bytes)
     }
 
     /// All of them, each of the type `empty` if there are none.
@@ -319,9 +323,7 @@ impl Stack {
         let ty = self.ty.or_else(empty).ok_or("nothing tells the type of what was made not once")?;
         let mut shape = ty.shape;
         shape.insert(0, self.count);
-        let mut tensor = zeroed(typed(ty.dtype, shape)?)?;
-        tensor.view_mut().bytes.copy_from_slice(&self.bytes);
-        Ok(tensor)
+        self.stacked.finish(typed(ty.dtype, shape)?)
     }
 }
 

@@ -4,9 +4,9 @@ use super::unary::{FEW, blocks, each, wide};
 use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, cast, typed};
 use bytemuck::Pod;
 use smallvec::smallvec;
-use stepalloc_kernels::broadcast::{Shape, Walk, broadcast};
+use stepalloc_kernels::broadcast::{Walk, broadcast};
 use stepalloc_kernels::no;
-use stepalloc_tensor::{DataType, Number, Type, View, ViewMut};
+use stepalloc_tensor::{DataType, Number, Shape, Type, View, ViewMut};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -237,8 +237,8 @@ fn whole_power<T: Number>(base: T, exponent: i64) -> T {
 }
 
 /// The shape of operands of these types together.
-pub(super) fn broadcast_types(types: &[&Type]) -> Result<Vec<usize>, String> {
-    broadcast(types.iter().map(|ty| &ty.shape[..])).map(Shape::into_vec).ok_or_else(|| {
+pub(super) fn broadcast_types(types: &[&Type]) -> Result<Shape, String> {
+    broadcast(types.iter().map(|ty| &ty.shape[..])).ok_or_else(|| {
         let shapes: Vec<_> = types.iter().map(|ty| ty.to_string()).collect();
         format!("shapes do not fit: {}", shapes.join(" and "))
     })

@@ -217,18 +217,22 @@ impl Operator for RoiAlign {
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
         let (input, regions, images) = (call.input(0)?, call.input(1)?, call.input(2)?);
         let output = call.output(0)?;
-        let (&[samples, channels, height, width], images) =
-            (input.shape, ints(&images).ok_or("images of regions are no integers")?)
-        else {
+        let &[samples, channels, height, width] = input.shape else {
             return Err("its input is no batch of images".into());
         };
+        if !matches!(images.dtype, DataType::I32 | DataType::I64) {
+            return Err("images of regions are no integers".into());
+        }
         if output.bytes.is_empty() {
             return Ok(());
         }
         let (size, bins) = (height * width, self.height * self.width);
         let dtype = input.dtype;
         let region = |number: usize| {
-            let image = images[number];
+            let image = match images.dtype {
+                DataType::I64 => images.elements::<i64>()[number],
+                _ => images.elements::<i32>()[number].into(),
+            };
             let at = usize::try_from(image).ok().filter(|&at| at < samples);
             let at = at.ok_or_else(|| format!("image {image} is beyond {samples}"))?;
             let of = |n: usize| by_float!(dtype, T => regions.elements::<T>()[4 * number + n].to_f64() as f32, 0.0);

@@ -4,7 +4,7 @@ use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, typed
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 use stepalloc_kernels::strided::{Axis, copy, strides};
-use stepalloc_tensor::{Bool, DataType, Type, View, by_width};
+use stepalloc_tensor::{Bool, DataType, Shape, Type, View, by_width};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -91,7 +91,8 @@ impl Operator for Gather {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (data, indices) = (inputs.ty(0)?, inputs.ty(1)?);
         let at = axis(self.axis, data.rank())?;
-        let shape = [&data.shape[..at], &indices.shape, &data.shape[at + 1..]].concat();
+        let parts = [&data.shape[..at], &indices.shape, &data.shape[at + 1..]];
+        let shape: Shape = parts.into_iter().flatten().copied().collect();
         Ok(smallvec![typed(data.dtype, shape)?])
     }
 
@@ -231,7 +232,8 @@ impl Operator for GatherND {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (data, indices) = (inputs.ty(0)?, inputs.ty(1)?);
         let (batch, named) = self.split(&data.shape, &indices.shape)?;
-        let shape = [&indices.shape[..indices.rank() - 1], &data.shape[batch + named..]].concat();
+        let parts = [&indices.shape[..indices.rank() - 1], &data.shape[batch + named..]];
+        let shape: Shape = parts.into_iter().flatten().copied().collect();
         Ok(smallvec![typed(data.dtype, shape)?])
     }
 

@@ -184,7 +184,7 @@ impl Operator for MatMul {
         check(inputs, 0, a_zero, quantized.then_some(1), rows)?;
         check(inputs, right, b_zero, quantized.then_some(4), cols)?;
         let dtype = if quantized { output_type(inputs, 6, 7)? } else { DataType::I32 };
-        Ok(smallvec![typed(dtype, batches.out.into_vec())?])
+        Ok(smallvec![typed(dtype, &batches.out[..])?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {

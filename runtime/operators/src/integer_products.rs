@@ -168,7 +168,7 @@ impl Operator for Product {
             let (dtype, fits) = match self.is_gemm() {
                 true => (
                     DataType::I32,
-                    broadcast([&batches.out[..], &bias.shape]).as_deref() == Some(&batches.out[..]),
+                    broadcast([&batches.out[..], &bias.shape]).is_some_and(|all| all == batches.out[..]),
                 ),
                 false => (DataType::F32, bias.shape == [batches.n]),
             };
@@ -180,7 +180,7 @@ impl Operator for Product {
             Some([_, zero]) => inputs.ty(zero)?.dtype,
             None => DataType::F32,
         };
-        Ok(smallvec![typed(dtype, batches.out.into_vec())?])
+        Ok(smallvec![typed(dtype, &batches.out[..])?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {

@@ -5,7 +5,7 @@
 use stepalloc_graph::operator::{
     Call, Definition, INTERNAL, Known, Made, Operator, Registry, Reuse, Types, Unclear, ints, typed,
 };
-use stepalloc_tensor::{Ints, Tensor, Type, axis};
+use stepalloc_tensor::{DataType, Ints, Tensor, Type, View, axis};
 
 mod attention;
 mod batchnorm;
@@ -144,6 +144,55 @@ fn microsoft(node: &Definition<'_>) -> Made {
         "MatMulNBits" => matmul_nbits::make(node),
         "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization" => skip_normalize::make(node),
         _ => qlinear::make(node),
+    }
+}
+
+/// A tensor in memory of the run around, in which is anything.
+fn fresh(ty: Type) -> Result<Tensor, String> {
+    stepalloc_graph::fresh(ty).map_err(|error| error.to_string())
+}
+
+/// The same elements in memory of the run around.
+fn copied(view: &View<'_>) -> Result<Tensor, String> {
+    let mut tensor = fresh(Type { dtype: view.dtype, shape: view.shape.into() })?;
+    tensor.view_mut().bytes.copy_from_slice(view.bytes);
+    Ok(tensor)
+}
+
+/// Bytes behind one another, in memory of the run around that grows by doubling.
+#[derive(Default)]
+struct Stacked {
+    memory: Option<Tensor>,
+    length: usize,
+}
+
+impl Stacked {
+    /// Bytes that there is room for at first.
+    const FIRST: usize = 1024;
+
+    fn push(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let end = self.length + bytes.len();
+        let room = self.memory.as_ref().map_or(0, |memory| memory.ty().bytes());
+        if end > room {
+            let mut larger = fresh(typed(DataType::U8, [end.max(2 * room).max(Self::FIRST)])?)?;
+            if let Some(memory) = &self.memory {
+                larger.view_mut().bytes[..self.length].copy_from_slice(&memory.view().bytes[..self.length]);
+            }
+            self.memory = Some(larger);
+        }
+        if let Some(memory) = &mut self.memory {
+            memory.view_mut().bytes[self.length..end].copy_from_slice(bytes);
+        }
+        self.length = end;
+        Ok(())
+    }
+
+    /// A tensor of them.
+    fn finish(self, ty: Type) -> Result<Tensor, String> {
+        match self.memory {
+            Some(memory) => memory.retyped(ty).ok_or_else(|| "less was stacked than is wanted".into()),
+            None => fresh(ty),
+        }
     }
 }
 

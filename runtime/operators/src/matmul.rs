@@ -221,7 +221,7 @@ impl Operator for MatMul {
         if a.dtype != b.dtype {
             return Err(format!("{a} and {b} have elements of two types").into());
         }
-        Ok(smallvec![typed(a.dtype, self.batches(&a.shape, &b.shape)?.out.into_vec())?])
+        Ok(smallvec![typed(a.dtype, &self.batches(&a.shape, &b.shape)?.out[..])?])
     }
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
@@ -356,7 +356,7 @@ impl Operator for Gemm {
             return Err("its inputs have elements of several types".into());
         }
         if let Some(c) = c
-            && broadcast([&[m, n][..], &c.shape]).as_deref() != Some(&[m, n])
+            && broadcast([&[m, n][..], &c.shape]).is_none_or(|all| all != [m, n])
         {
             return Err(format!("{c} does not fit a product of {m} x {n}").into());
         }

@@ -72,7 +72,7 @@ impl Transpose {
 impl Operator for Transpose {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
-        let shape: Vec<_> = self.order(input.rank())?.iter().map(|&at| input.shape[at]).collect();
+        let shape: Shape = self.order(input.rank())?.iter().map(|&at| input.shape[at]).collect();
         Ok(smallvec![typed(input.dtype, shape)?])
     }
 
@@ -92,7 +92,7 @@ impl Operator for Repeated {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let told = inputs.ints(1)?;
-        let wanted = told.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>();
+        let wanted = told.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Shape, _>>();
         let wanted = wanted.map_err(|_| format!("one of {told:?} is negative"))?;
         let shape = match self {
             Self::Expand => broadcast([&input.shape[..], &wanted])
@@ -107,7 +107,7 @@ impl Operator for Repeated {
                     .ok_or_else(|| format!("{input} {wanted:?} times is too large"))?
             }
         };
-        Ok(smallvec![typed(input.dtype, shape.into_vec())?])
+        Ok(smallvec![typed(input.dtype, shape)?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
@@ -337,7 +337,7 @@ impl Operator for Slice {
                 ranges(&input.shape, &starts, &ends, axes.as_deref(), steps.as_deref())?
             }
         };
-        Ok(smallvec![typed(input.dtype, ranges.iter().map(|range| range.length).collect::<Vec<_>>())?])
+        Ok(smallvec![typed(input.dtype, ranges.iter().map(|range| range.length).collect::<Shape>())?])
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {

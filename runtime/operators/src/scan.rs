@@ -2,8 +2,10 @@
 //!
 //! Before version 9 it runs so for each member of a batch: dimension 0 of every input, and the sequences are along dimension 1.
 
-use super::control::{Body, axis_of, body, certain, deliver};
-use super::{Call, Definition, Known, Operator, Types, Unclear, typed, zeroed};
+use super::control::{Body, FEW, axis_of, body, certain, deliver};
+use super::{Call, Definition, Known, Operator, Types, Unclear, copied, fresh, typed};
+use smallvec::SmallVec;
+use stepalloc_graph::Tensors;
 use stepalloc_tensor::{Tensor, Type, View};
 
 pub(super) struct Scan {
@@ -59,8 +61,8 @@ impl Scan {
     }
 
     /// Types that the graph is given, and the length of all sequences, for inputs of these types without a batch.
-    fn own_types(&self, types: &[Type]) -> Result<(Vec<Type>, usize), String> {
-        let mut own = types[..self.states].to_vec();
+    fn own_types(&self, types: &[Type]) -> Result<(Types, usize), String> {
+        let mut own: Types = types[..self.states].iter().cloned().collect();
         let mut all = None;
         for (index, ty) in types[self.states..].iter().enumerate() {
             let (element, length) = self.element(index, ty)?;
@@ -82,9 +84,9 @@ impl Scan {
     }
 
     /// The types of all own inputs without their batch, and its size.
-    fn members(&self, types: Vec<Type>) -> Result<(Vec<Type>, usize), String> {
+    fn members(&self, types: Types) -> Result<(Types, usize), String> {
         let mut all = None;
-        let mut members = Vec::with_capacity(types.len());
+        let mut members = Types::new();
         for ty in types {
             let (&size, rest) =
                 ty.shape.split_first().ok_or_else(|| format!("{ty} has no dimension for a batch"))?;
@@ -99,8 +101,8 @@ impl Scan {
 
     /// What an output's elements are if there are none to be seen.
     fn unseen(&self, own: &[Type], all: &[Option<View<'_>>], at: usize) -> Result<Type, String> {
-        let known: Vec<_> = all.iter().map(|view| view.as_ref().map(type_of)).collect();
-        let known: Vec<_> = known.iter().map(Option::as_ref).collect();
+        let known: SmallVec<[_; FEW]> = all.iter().map(|view| view.as_ref().map(type_of)).collect();
+        let known: SmallVec<[_; FEW]> = known.iter().map(Option::as_ref).collect();
         let made = self.body.infer(own, &Known { types: &known, values: all });
         let declared = || self.body.declared_output(at);
         made.get(at).cloned().flatten().or_else(declared).ok_or_else(|| {
@@ -114,8 +116,8 @@ impl Scan {
         given: &[View<'_>],
         length: Option<i64>,
         all: &[Option<View<'_>>],
-    ) -> Result<Vec<Tensor>, String> {
-        let types: Vec<_> = given.iter().map(type_of).collect();
+    ) -> Result<Tensors, String> {
+        let types: Types = given.iter().map(type_of).collect();
         let (own, whole) = self.own_types(&types)?;
         let length = match length {
             None => whole,
@@ -124,12 +126,13 @@ impl Scan {
                 .filter(|&told| told <= whole)
                 .ok_or_else(|| format!("a sequence of {whole} elements is said to have {told}"))?,
         };
-        let mut states: Vec<_> = given[..self.states].iter().map(View::to_tensor).collect();
-        let mut elements = own[self.states..].iter().cloned().map(zeroed).collect::<Result<Vec<_>, _>>()?;
+        let mut states = given[..self.states].iter().map(copied).collect::<Result<Tensors, _>>()?;
+        let mut elements = own[self.states..].iter().cloned().map(fresh).collect::<Result<Tensors, _>>()?;
         let backwards = |directions: &Option<Vec<i64>>, index: usize| {
             directions.as_ref().and_then(|all| all.get(index)).is_some_and(|&direction| direction != 0)
         };
-        let mut made: Vec<Option<Tensor>> = vec![None; self.body.outputs - self.states];
+        let mut made: SmallVec<[Option<Tensor>; 4]> =
+            (self.states..self.body.outputs).map(|_| None).collect();
         for round in 0..length {
             for (index, element) in elements.iter_mut().enumerate() {
                 let sequence = &given[self.states + index];
@@ -148,7 +151,7 @@ impl Scan {
                 let (ty, axis) = self.sequence(index, element.ty(), whole)?;
                 let sequence = match made {
                     Some(sequence) => sequence,
-                    None => made.insert(zeroed(ty.clone())?),
+                    None => made.insert(zeros(ty.clone())?),
                 };
                 if *sequence.ty() != ty {
                     return Err(format!("an element of {} is to be among {}", element.ty(), sequence.ty()));
@@ -166,17 +169,17 @@ impl Scan {
                 Some(sequence) => sequence,
                 None => {
                     let element = self.unseen(&own, all, self.states + index)?;
-                    zeroed(self.sequence(index, &element, whole)?.0)?
+                    zeros(self.sequence(index, &element, whole)?.0)?
                 }
             });
         }
         Ok(states)
     }
 
-    fn scan<'a>(&self, inputs: &[Option<View<'a>>]) -> Result<Vec<Tensor>, String> {
+    fn scan<'a>(&self, inputs: &[Option<View<'a>>]) -> Result<Tensors, String> {
         let first = usize::from(self.batched);
         let own = inputs.get(first..first + self.states + self.scans).ok_or("it lacks inputs")?;
-        let own: Vec<View<'a>> =
+        let own: SmallVec<[View<'a>; FEW]> =
             own.iter().copied().collect::<Option<_>>().ok_or("one of its inputs is missing")?;
         if !self.batched {
             return self.walk(&own, None, inputs);
@@ -190,19 +193,19 @@ impl Scan {
                 })?)
             }
         };
-        let mut batch: Vec<Tensor> = Vec::new();
+        let mut batch = Tensors::new();
         for member in 0..size {
             let part = |(view, ty): (&View<'a>, &Type)| View {
                 dtype: view.dtype,
                 shape: &view.shape[1..],
                 bytes: &view.bytes[ty.bytes() * member..][..ty.bytes()],
             };
-            let given: Vec<_> = own.iter().zip(&members).map(part).collect();
+            let given: SmallVec<[_; FEW]> = own.iter().zip(&members).map(part).collect();
             let made = self.walk(&given, lengths.as_ref().map(|lengths| lengths[member]), inputs)?;
             for (index, tensor) in made.iter().enumerate() {
                 let (ty, bytes) = (tensor.ty(), tensor.view().bytes);
                 if batch.len() == index {
-                    batch.push(zeroed(batch_of(ty, size)?)?);
+                    batch.push(zeros(batch_of(ty, size)?)?);
                 }
                 if batch[index].ty().shape[1..] != ty.shape[..] {
                     return Err(format!("output {index} is {ty} for one of a batch, and not so for others"));
@@ -213,11 +216,11 @@ impl Scan {
         if size == 0 {
             let (types, whole) = self.own_types(&members)?;
             for ty in &types[..self.states] {
-                batch.push(zeroed(batch_of(ty, 0)?)?);
+                batch.push(zeros(batch_of(ty, 0)?)?);
             }
             for index in 0..self.body.outputs - self.states {
                 let element = self.unseen(&types, inputs, self.states + index)?;
-                batch.push(zeroed(batch_of(&self.sequence(index, &element, whole)?.0, 0)?)?);
+                batch.push(zeros(batch_of(&self.sequence(index, &element, whole)?.0, 0)?)?);
             }
         }
         Ok(batch)
@@ -229,6 +232,13 @@ fn batch_of(ty: &Type, size: usize) -> Result<Type, String> {
     let mut shape = ty.shape.clone();
     shape.insert(0, size);
     typed(ty.dtype, shape)
+}
+
+/// A tensor of zeros in memory of the run around.
+fn zeros(ty: Type) -> Result<Tensor, String> {
+    let mut tensor = fresh(ty)?;
+    tensor.view_mut().bytes.fill(0);
+    Ok(tensor)
 }
 
 fn type_of(view: &View<'_>) -> Type {
@@ -245,7 +255,7 @@ impl Operator for Scan {
         let first = usize::from(self.batched);
         let types = (0..self.states + self.scans)
             .map(|index| inputs.ty(first + index).cloned())
-            .collect::<Result<Vec<_>, _>>()?;
+            .collect::<Result<Types, _>>()?;
         let (types, size) = if self.batched { self.members(types)? } else { (types, 0) };
         let (own, length) = self.own_types(&types)?;
         let mut made = certain(self.body.infer(&own, inputs))?;
@@ -270,7 +280,7 @@ impl Operator for Scan {
         deliver(call, &made)
     }
 
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Vec<Tensor>, String>> {
+    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, String>> {
         Some(self.scan(inputs))
     }
 }

@@ -6,7 +6,7 @@ use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis
 use smallvec::smallvec;
 use stepalloc_kernels::no;
 use stepalloc_kernels::strided::strides;
-use stepalloc_tensor::{Number, Type, View, ViewMut, by_number, by_width};
+use stepalloc_tensor::{Number, Shape, Type, View, ViewMut, by_number, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -153,7 +153,8 @@ impl Operator for ScatterND {
         let (data, indices, updates) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
         let rows = indices.shape.split_last().filter(|&(&named, _)| named <= data.rank());
         let (&named, outer) = rows.ok_or_else(|| format!("indices {indices} do not fit {data}"))?;
-        same(updates, &typed(data.dtype, [outer, &data.shape[named..]].concat())?)?;
+        let shape: Shape = [outer, &data.shape[named..]].into_iter().flatten().copied().collect();
+        same(updates, &typed(data.dtype, shape)?)?;
         Ok(smallvec![data.clone()])
     }
 

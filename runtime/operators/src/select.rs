@@ -2,11 +2,12 @@
 //! better ones.
 
 use super::fills::single;
-use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, typed};
+use super::{Call, Definition, Known, Made, Operator, Stacked, Types, Unclear, axis, fresh, typed};
 use smallvec::smallvec;
 use std::cmp::Ordering;
+use stepalloc_graph::Tensors;
 use stepalloc_kernels::{no, real::Space};
-use stepalloc_tensor::{DataType, Element, Shape, Tensor, Type, View, by_type, by_width};
+use stepalloc_tensor::{DataType, Element, Shape, Type, View, by_type, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -421,14 +422,20 @@ impl Operator for NonMaxSuppression {
     }
 
     // Telling the type takes all the work, which is not done twice where boxes are not known before.
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Vec<Tensor>, String>> {
+    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, String>> {
         let views = std::array::from_fn(|index| inputs.get(index).copied().flatten());
         Some(Boxes::new(views).and_then(|of| {
-            let (mut memory, mut all) = (memory(of.count), Vec::new());
-            let room = &mut Room::new(bytemuck::cast_slice_mut(&mut memory), of.count)?;
-            self.suppress(&of, room, &mut |found| all.extend(found));
-            let tensor = Tensor::from_elements([all.len() / 3, 3], &all).ok_or("three of each box")?;
-            Ok(vec![tensor])
+            let mut memory = fresh(typed(DataType::U8, [Room::bytes(of.count)])?)?;
+            let room = &mut Room::new(memory.view_mut().bytes, of.count)?;
+            let (mut all, mut count, mut done) = (Stacked::default(), 0, Ok(()));
+            self.suppress(&of, room, &mut |found| {
+                count += 1;
+                if done.is_ok() {
+                    done = all.push(bytemuck::cast_slice(&found));
+                }
+            });
+            done?;
+            Ok(smallvec![all.finish(typed(DataType::I64, [count, 3])?)?])
         }))
     }
 }

@@ -211,7 +211,7 @@ struct ConstantOfShape {
 
 impl Operator for ConstantOfShape {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
-        let dims = inputs.ints(0)?.into_iter().map(usize::try_from).collect::<Result<Vec<_>, _>>();
+        let dims = inputs.ints(0)?.into_iter().map(usize::try_from).collect::<Result<Sizes, _>>();
         let dtype = self.value.as_ref().map_or(DataType::F32, |value| value.ty().dtype);
         if self.value.as_ref().is_some_and(|value| value.ty().elements() != 1) {
             return Err("its value has not one element".into());

@@ -106,7 +106,8 @@ impl<'a> Trial<'a> {
             Err(Unclear::Wrong(what)) => return Err(what),
             Err(Unclear::Needs(index)) => {
                 let missing = || Err(format!("input {index} is missing"));
-                return operator.run_freely(&views).unwrap_or_else(missing);
+                let made = operator.run_freely(&views).unwrap_or_else(missing)?;
+                return Ok(made.into_vec());
             }
         };
         let scratch = operator.scratch(&known, &types);

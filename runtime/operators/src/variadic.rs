@@ -3,7 +3,7 @@
 use super::elementwise::{Arithmetic, Operand, broadcast_types};
 use super::unary::{blocks, wide};
 use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, cast, typed};
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::no;
 use stepalloc_tensor::{DataType, View};
 
@@ -26,7 +26,8 @@ enum Variadic {
 
 impl Operator for Variadic {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
-        let types = (0..inputs.len()).map(|index| inputs.ty(index)).collect::<Result<Vec<_>, _>>()?;
+        let types =
+            (0..inputs.len()).map(|index| inputs.ty(index)).collect::<Result<SmallVec<[_; 8]>, _>>()?;
         let first = inputs.ty(0)?;
         if let Some(other) = types.iter().find(|ty| ty.dtype != first.dtype) {
             return Err(format!("{first} and {other} have elements of two types").into());

@@ -124,8 +124,8 @@ pub struct Append {
     buffer: Arc<Buffer>,
     from: usize,
     to: usize,
-    /// Blocks whose new rows are not written yet.
-    missing: Vec<bool>,
+    /// Whether new rows are not written yet.
+    is_missing: bool,
     copied: usize,
     is_done: bool,
 }
@@ -139,10 +139,11 @@ impl Append {
     pub fn new(past: &Tensor, ty: Type, axis: usize) -> Result<Self, OutOfMemory> {
         let (blocks, row) = parts(&ty, axis);
         let (from, to) = (past.ty().shape[axis], ty.shape[axis]);
-        let others = |ty: &Type| (ty.dtype, [&ty.shape[..axis], &ty.shape[axis + 1..]].concat());
-        assert!(others(past.ty()) == others(&ty) && from <= to && ty.bytes() > 0, "rows of another tensor");
-        let missing = vec![from < to; blocks];
-        let append = |buffer, copied| Self { ty, buffer, from, to, missing, copied, is_done: false };
+        let mut longer = past.ty().clone();
+        longer.shape[axis] = to;
+        assert!(longer == ty && from <= to && ty.bytes() > 0, "rows of another tensor");
+        let is_missing = from < to;
+        let append = |buffer, copied| Self { ty, buffer, from, to, is_missing, copied, is_done: false };
         if let Memory::Grown(Grown { buffer, .. }) = past.memory()
             && (buffer.blocks, buffer.row) == (blocks, row)
             && buffer.claim(from, to)
@@ -175,11 +176,11 @@ impl Append {
     pub fn write(&mut self, new: &[u8]) {
         let bytes = (self.to - self.from) * self.buffer.row;
         assert_eq!(new.len(), bytes * self.buffer.blocks, "other rows than the new ones");
-        for (block, (new, missing)) in new.chunks_exact(bytes.max(1)).zip(&mut self.missing).enumerate() {
+        for (block, new) in new.chunks_exact(bytes.max(1)).enumerate() {
             // SAFETY: the block has room for these rows, which were claimed: no tensor has them, and nobody else writes them.
             unsafe { std::ptr::copy_nonoverlapping(new.as_ptr(), self.buffer.at(block, self.from), bytes) };
-            *missing = false;
         }
+        self.is_missing = false;
     }
 
     /// All rows, once the new ones are written.
@@ -187,7 +188,7 @@ impl Append {
     /// # Panics
     /// If they are not.
     pub fn blocks(&self) -> Blocks<'_> {
-        assert!(!self.missing.contains(&true), "rows that were not written");
+        assert!(!self.is_missing, "rows that were not written");
         Blocks { buffer: &self.buffer, bytes: self.to * self.buffer.row }
     }
 

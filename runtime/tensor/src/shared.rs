@@ -1,4 +1,4 @@
-//! Memory that a tensor has together with somebody else: its caller, or another tensor.
+//! Memory that a tensor has together with somebody else: its caller, or another tensor; and memory that it has for a while.
 
 use std::any::Any;
 use std::ptr::NonNull;
@@ -45,6 +45,50 @@ impl Shared {
     pub(crate) fn get_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(self.begin.as_ptr(), self.bytes) }
+    }
+}
+
+/// Who lends memory for tensors, and has it back when they are gone.
+pub trait Lender: Send + Sync {
+    /// Takes bytes back that nobody looks at any more: as many, from the same address, as were lent.
+    fn take_back(&self, begin: NonNull<u8>, bytes: usize);
+}
+
+/// Bytes of a lender that nobody else has meanwhile.
+///
+/// Whoever makes one promises that they are initialised, and may be read and written until they are taken back.
+pub(crate) struct Leased {
+    begin: NonNull<u8>,
+    bytes: usize,
+    lender: Arc<dyn Lender>,
+}
+
+// SAFETY: it is an address of bytes that only its owner reads and writes, by the promise of whoever made it; the lender may be sent.
+unsafe impl Send for Leased {}
+// SAFETY: as above; through a shared reference the bytes are only read.
+unsafe impl Sync for Leased {}
+
+impl Leased {
+    /// # Safety
+    /// The promise of the type.
+    pub(crate) unsafe fn new(begin: NonNull<u8>, bytes: usize, lender: Arc<dyn Lender>) -> Self {
+        Self { begin, bytes, lender }
+    }
+
+    pub(crate) fn get(&self) -> &[u8] {
+        // SAFETY: the promise of the type.
+        unsafe { std::slice::from_raw_parts(self.begin.as_ptr(), self.bytes) }
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.begin.as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for Leased {
+    fn drop(&mut self) {
+        self.lender.take_back(self.begin, self.bytes);
     }
 }
 

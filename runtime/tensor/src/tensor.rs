@@ -4,7 +4,7 @@ use crate::element::{DataType, Element};
 use crate::growing::{Blocks, Grown};
 use crate::mapped::{Copied, Order, copied, reordered};
 use crate::shape::Shape;
-use crate::shared::{Owner, Shared};
+use crate::shared::{Leased, Lender, Owner, Shared};
 use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 use bytes::Bytes;
@@ -183,6 +183,8 @@ pub(crate) enum Memory {
     Own(Vec<Line>),
     /// Of the caller, or of other tensors as well.
     Shared(Shared),
+    /// For as long as the tensor is there.
+    Leased(Leased),
     /// The first rows of blocks that have room for more.
     Grown(Grown),
     /// Of a mapped file, or of a message read from one. Aligned for the elements.
@@ -191,7 +193,7 @@ pub(crate) enum Memory {
     Copied(Arc<Copied>),
 }
 
-/// A tensor with memory of its own, of a file that stays mapped as long as any of its tensors, or of somebody else
+/// A tensor with memory of its own, that it is lent for a while ([`Tensor::leased`]), of a file that stays mapped as long as any of its tensors, or of somebody else
 /// ([`Tensor::borrowed`]).
 pub struct Tensor {
     ty: Type,
@@ -203,7 +205,7 @@ impl Clone for Tensor {
     fn clone(&self) -> Self {
         let memory = match &self.memory {
             Memory::Own(lines) => Memory::Own(lines.clone()),
-            Memory::Shared(_) => return self.view().to_tensor(),
+            Memory::Shared(_) | Memory::Leased(_) => return self.view().to_tensor(),
             Memory::Grown(grown) => Memory::Grown(grown.clone()),
             Memory::Lent(bytes) => Memory::Lent(bytes.clone()),
             Memory::Copied(copied) => Memory::Copied(Arc::clone(copied)),
@@ -270,6 +272,39 @@ impl Tensor {
         Some(Self { ty, memory: Memory::Shared(shared) })
     }
 
+    /// A tensor in memory that is lent to it until it is dropped, the first of `bytes` bytes. What is in it is anything.
+    ///
+    /// # Panics
+    /// Where the type needs more bytes, or they do not begin at a multiple of [`ALIGNMENT`].
+    ///
+    /// # Safety
+    /// As long as the tensor lives, `begin` is valid for reads and writes of as many initialised bytes, and nobody else reads or writes them.
+    pub unsafe fn leased(ty: Type, begin: NonNull<u8>, bytes: usize, lender: Arc<dyn Lender>) -> Self {
+        assert!(
+            ty.bytes() <= bytes && begin.addr().get().is_multiple_of(ALIGNMENT),
+            "memory that does not fit"
+        );
+        // SAFETY: the caller's promise.
+        let leased = unsafe { Leased::new(begin, bytes, lender) };
+        Self { ty, memory: Memory::Leased(leased) }
+    }
+
+    /// Whether its memory is lent to it ([`Tensor::leased`]).
+    pub fn is_leased(&self) -> bool {
+        matches!(self.memory, Memory::Leased(_))
+    }
+
+    /// A tensor of another type in the same memory, with the bytes that are in it; `None`, and it is gone, where it has no memory of its
+    /// own with room for it.
+    pub fn retyped(self, ty: Type) -> Option<Self> {
+        let room = match &self.memory {
+            Memory::Own(lines) => lines.len() * ALIGNMENT,
+            Memory::Leased(leased) => leased.get().len(),
+            _ => return None,
+        };
+        (ty.bytes() <= room).then_some(Self { ty, ..self })
+    }
+
     /// A second tensor of the same memory, which lives as long as any of both; of memory that is never written, a clone.
     ///
     /// # Safety
@@ -316,6 +351,7 @@ impl Tensor {
         let bytes = match &self.memory {
             Memory::Own(lines) => &bytemuck::cast_slice(lines)[..self.ty.bytes()],
             Memory::Shared(shared) => shared.get(),
+            Memory::Leased(leased) => &leased.get()[..self.ty.bytes()],
             Memory::Lent(bytes) => &bytes[..],
             Memory::Copied(copied) => &copied.copy()[..self.ty.bytes()],
             Memory::Grown(grown) => grown.whole(),
@@ -325,12 +361,13 @@ impl Tensor {
 
     /// To be written; memory that is lent is copied first.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        if !matches!(self.memory, Memory::Own(_) | Memory::Shared(_)) {
+        if !matches!(self.memory, Memory::Own(_) | Memory::Shared(_) | Memory::Leased(_)) {
             *self = self.view().to_tensor();
         }
         let bytes = match &mut self.memory {
             Memory::Own(lines) => &mut bytemuck::cast_slice_mut(lines)[..self.ty.bytes()],
             Memory::Shared(shared) => shared.get_mut(),
+            Memory::Leased(leased) => &mut leased.get_mut()[..self.ty.bytes()],
             _ => unreachable!("it was copied"),
         };
         ViewMut { dtype: self.ty.dtype, shape: &self.ty.shape, bytes }
@@ -354,7 +391,7 @@ impl Tensor {
         let file = match &self.memory {
             Memory::Lent(bytes) => Some(bytes),
             Memory::Copied(copied) => copied.as_it_is(),
-            Memory::Own(_) | Memory::Grown(_) | Memory::Shared(_) => None,
+            Memory::Own(_) | Memory::Grown(_) | Memory::Shared(_) | Memory::Leased(_) => None,
         };
         if let Some(copied) = file.and_then(|bytes| reordered(bytes, order)) {
             return Self { ty: self.ty.clone(), memory: Memory::Copied(copied) };
@@ -453,7 +490,7 @@ impl Tensor {
     /// Bytes of memory that it takes now, those of a file not counted.
     pub fn own_bytes(&self) -> usize {
         match &self.memory {
-            Memory::Own(_) | Memory::Grown(_) | Memory::Shared(_) => self.ty.bytes(),
+            Memory::Own(_) | Memory::Grown(_) | Memory::Shared(_) | Memory::Leased(_) => self.ty.bytes(),
             Memory::Copied(copied) if copied.is_there() => self.ty.bytes(),
             _ => 0,
         }

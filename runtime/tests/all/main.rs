@@ -3,6 +3,7 @@
 //!
 //! Its allocator counts what each thread takes, for tests that say how much that may be.
 
+mod allocations;
 mod growing;
 mod hostile;
 #[path = "../../../tests/targets/src/memory.rs"]

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::graph::{Attribute, ValueId};
 use crate::operator::Reuse;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use stepalloc_planner::{Block, Effort, Planner, Problem, verify};
 use stepalloc_tensor::{ALIGNMENT, Type, axis};
 
@@ -232,6 +232,11 @@ impl Layout {
                 steps[step].drops.push(id);
             }
         }
+        // What nobody needs goes at once.
+        for step in steps.iter_mut().filter(|step| step.on_heap) {
+            let made = graph.nodes[step.node].outputs.iter().flatten();
+            step.drops.extend(made.filter(|&&id| last[id].is_none()));
+        }
         let mut appended = Vec::new();
         for at in 0..steps.len() {
             if let Some(found) = draft.appended(&steps, at, &places, &copies) {
@@ -239,7 +244,9 @@ impl Layout {
                 appended.push(found);
             }
         }
-        Ok(Plan { graph, types: draft.types, places, steps, copies, appended, varying: None, figures })
+        let (types, spare) = (draft.types, Mutex::default());
+        let (is_open, varying) = (false, None);
+        Ok(Plan { graph, types, places, steps, copies, is_open, spare, appended, varying, figures })
     }
 
     /// Whether a plan runs the same nodes in the same order, and writes over the same inputs.

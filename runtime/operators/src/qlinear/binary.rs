@@ -29,7 +29,7 @@ impl Operator for Binary {
         }
         let shape = broadcast([&a.shape[..], &b.shape]);
         let shape = shape.ok_or_else(|| format!("{a} and {b} do not fit when repeated"))?;
-        Ok(smallvec![typed(a.dtype, shape.into_vec())?])
+        Ok(smallvec![typed(a.dtype, shape)?])
     }
 
     fn reuse(&self) -> Reuse {
