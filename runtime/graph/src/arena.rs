@@ -97,7 +97,7 @@ pub struct Statistics {
     pub limit: u64,
     /// Bytes that runs have now: of their plans, and of tensors beside the arena.
     pub in_use: u64,
-    /// Bytes from the system now: arenas, and tensors beside them.
+    /// Bytes from the system now: arenas, tensors beside them, and what is kept for such tensors.
     pub total_allocated: u64,
     /// The most that was ever in use.
     pub max_in_use: u64,
@@ -179,7 +179,7 @@ impl Arenas {
         Statistics { limit: self.0.limit, ..self.kept().statistics }
     }
 
-    /// Gives arenas that no run has now back to the system. The next run takes one anew.
+    /// Gives arenas that no run has now back to the system, with what is kept for tensors beside them. The next run takes them anew.
     pub fn release_memory(&self) {
         let mut kept = self.kept();
         while kept.drop_largest() {}

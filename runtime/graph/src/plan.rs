@@ -236,6 +236,7 @@ fn small(known: &Tensor) -> Option<View<'_>> {
 }
 
 /// What a node comes to while planning.
+#[allow(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 enum Learned {
     /// Types of its outputs depend on elements that are not known.
     OnHeap,

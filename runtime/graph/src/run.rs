@@ -169,8 +169,8 @@ impl<'a> Frame<'a> {
             } else if let Some(ty) = self.type_of(id).cloned() {
                 let again = plan.copies[number + 1..].iter().any(|&(other, _)| other == id);
                 // The caller has no memory of the pool, nor a graph's input as its output.
-                let is_own = |tensor: &Tensor| !again && !(tensor.is_leased() && self.formers.is_some());
-                let made = self.spare.heap.get_mut(id).and_then(|made| made.take_if(|made| is_own(made)));
+                let stays = |tensor: &Tensor| again || tensor.is_leased() && self.formers.is_some();
+                let made = self.spare.heap.get_mut(id).and_then(|made| made.take_if(|made| !stays(made)));
                 let tensor = match made {
                     Some(made) => made,
                     None => {
