@@ -51,14 +51,14 @@ enum Input {
 }
 
 /// The largest batch that fits.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct LargestBatch {
     /// How large it is.
     pub batch: usize,
     /// What a run of it takes.
     pub needs: Needs,
     /// What the next larger one would take, or why there is none.
-    pub next: Result<Needs, String>,
+    pub next: Result<Needs, Error>,
 }
 
 impl Batches {
@@ -165,17 +165,17 @@ impl Batches {
             match self.needs(found.0 * 2) {
                 Ok(needs) if fits(&needs) => found = (found.0 * 2, needs),
                 Ok(needs) => too_large = Some((found.0 * 2, Ok(needs))),
-                Err(why) => too_large = Some((found.0 * 2, Err(why.to_string()))),
+                Err(error) => too_large = Some((found.0 * 2, Err(error))),
             }
         }
-        let (mut above, mut next) =
-            too_large.unwrap_or((MOST + 1, Err(format!("no more than {MOST} are tried"))));
+        let too_many = || (MOST + 1, Err(Error::Argument(format!("no more than {MOST} are tried"))));
+        let (mut above, mut next) = too_large.unwrap_or_else(too_many);
         while above - found.0 > 1 {
             let middle = found.0 + (above - found.0) / 2;
             match self.needs(middle) {
                 Ok(needs) if fits(&needs) => found = (middle, needs),
                 Ok(needs) => (above, next) = (middle, Ok(needs)),
-                Err(why) => (above, next) = (middle, Err(why.to_string())),
+                Err(error) => (above, next) = (middle, Err(error)),
             }
         }
         Ok(LargestBatch { batch: found.0, needs: found.1, next })

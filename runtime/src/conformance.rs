@@ -108,7 +108,7 @@ fn judge_caught(directory: &Path, prepare: Prepare<'_>) -> Verdict {
             }
             match tensor(&path) {
                 Ok(tensor) => inputs.push((name.as_str(), tensor)),
-                Err(why) => return Verdict::Unsupported(why),
+                Err(error) => return Verdict::Unsupported(error.to_string()),
             }
         }
         // Weights of old models are inputs that are given; the optimized one knows them.
@@ -122,8 +122,10 @@ fn judge_caught(directory: &Path, prepare: Prepare<'_>) -> Verdict {
         let changes = !is_pure
             && (0..8).any(|_| {
                 session.run(&views).is_ok_and(|again| {
-                    let alike = |one: &Tensor, other: &Tensor| same(&one.view(), &other.view(), 0.0, 0.0);
-                    again.iter().zip(&outputs).any(|((_, one), (_, other))| alike(one, other).is_err())
+                    let differ = |one: &Tensor, other: &Tensor| {
+                        difference(&one.view(), &other.view(), 0.0, 0.0).is_some()
+                    };
+                    again.iter().zip(&outputs).any(|((_, one), (_, other))| differ(one, other))
                 })
             });
         for (index, (name, got)) in outputs.iter().enumerate() {
@@ -133,15 +135,15 @@ fn judge_caught(directory: &Path, prepare: Prepare<'_>) -> Verdict {
             }
             let wanted = match tensor(&path) {
                 Ok(tensor) => tensor,
-                Err(why) => return Verdict::Unsupported(why),
+                Err(error) => return Verdict::Unsupported(error.to_string()),
             };
-            let judged = same(&got.view(), &wanted.view(), rtol, atol);
-            if !is_pure && got.ty() == wanted.ty() && (changes || judged.is_err()) {
+            let why = difference(&got.view(), &wanted.view(), rtol, atol);
+            if !is_pure && got.ty() == wanted.ty() && (changes || why.is_some()) {
                 return Verdict::Unsupported(
                     "numbers at random cannot be compared; type and shape are right".into(),
                 );
             }
-            if let Err(why) = judged {
+            if let Some(why) = why {
                 return Verdict::Wrong(format!("output {name}: {why}"));
             }
         }
@@ -159,10 +161,9 @@ fn ramp(declared: &Declared) -> Option<Tensor> {
     Tensor::from_elements(shape, &elements)
 }
 
-fn tensor(path: &Path) -> Result<Tensor, String> {
-    let (_, tensor) =
-        read_tensor(std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?.into())
-            .map_err(|error| format!("{}: {error}", path.display()))?;
+fn tensor(path: &Path) -> Result<Tensor, Error> {
+    let bytes = std::fs::read(path).map_err(|source| Error::File { path: path.into(), source })?;
+    let (_, tensor) = read_tensor(bytes.into()).map_err(|error| error.within(&path.display().to_string()))?;
     Ok(tensor)
 }
 
@@ -173,10 +174,10 @@ fn tolerance(directory: &Path) -> (f64, f64) {
     (of("rtol", RTOL), of("atol", ATOL))
 }
 
-/// Whether two tensors are the same within |got - wanted| <= atol + rtol |wanted|.
-fn same(got: &View<'_>, wanted: &View<'_>, rtol: f64, atol: f64) -> Result<(), String> {
+/// What differs between two tensors by more than |got - wanted| <= atol + rtol |wanted|.
+fn difference(got: &View<'_>, wanted: &View<'_>, rtol: f64, atol: f64) -> Option<String> {
     if got.dtype != wanted.dtype || got.shape != wanted.shape {
-        return Err(format!("{}{:?} instead of {}{:?}", got.dtype, got.shape, wanted.dtype, wanted.shape));
+        return Some(format!("{}{:?} instead of {}{:?}", got.dtype, got.shape, wanted.dtype, wanted.shape));
     }
     let rtol = if got.dtype == DataType::BF16 { rtol.max(BF16_RTOL) } else { rtol };
     let floats = |view: &View<'_>| -> Option<Vec<f64>> {
@@ -190,16 +191,14 @@ fn same(got: &View<'_>, wanted: &View<'_>, rtol: f64, atol: f64) -> Result<(), S
         })
     };
     let (Some(got), Some(wanted)) = (floats(got), floats(wanted)) else {
-        return if got.bytes == wanted.bytes { Ok(()) } else { Err(differing(got, wanted)) };
+        return (got.bytes != wanted.bytes).then(|| differing(got, wanted));
     };
     let differs = |&(_, (got, wanted)): &(usize, (&f64, &f64))| {
         let close = (got - wanted).abs() <= atol + rtol * wanted.abs();
         !(close || got == wanted || got.is_nan() && wanted.is_nan())
     };
-    match got.iter().zip(&wanted).enumerate().find(differs) {
-        Some((at, (got, wanted))) => Err(format!("element {at} is {got} instead of {wanted}")),
-        None => Ok(()),
-    }
+    let (at, (got, wanted)) = got.iter().zip(&wanted).enumerate().find(differs)?;
+    Some(format!("element {at} is {got} instead of {wanted}"))
 }
 
 fn differing(got: &View<'_>, wanted: &View<'_>) -> String {

@@ -41,5 +41,5 @@ pub use stepalloc_onnx::read_tensor;
 pub use stepalloc_quantize::{Left, QuantizeDynamic, Quantized, WeightType};
 pub use stepalloc_tensor::shared::Owner;
 pub use stepalloc_tensor::{
-    ALIGNMENT, Bool, DataType, Element, Number, Tensor, Type, View, ViewMut, bf16, f16,
+    ALIGNMENT, Bool, DataType, Element, Number, OpError, Tensor, Type, View, ViewMut, bf16, f16,
 };

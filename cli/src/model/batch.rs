@@ -126,7 +126,7 @@ fn search(
     Ok(Found {
         batch: largest.batch,
         taken: taken(&largest.needs),
-        next: largest.next.as_ref().map(taken).map_err(String::clone),
+        next: largest.next.as_ref().map(taken).map_err(ToString::to_string),
         given: files.chain(shapes).collect(),
     })
 }

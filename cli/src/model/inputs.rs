@@ -138,7 +138,7 @@ fn read(path: &Path) -> Result<Tensor, String> {
     let wrong = |why: String| format!("{}: {why}", path.display());
     if path.extension().is_some_and(|extension| extension == "pb") {
         let bytes = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
-        return read_tensor(bytes.into()).map(|(_, tensor)| tensor).map_err(wrong);
+        return read_tensor(bytes.into()).map(|(_, tensor)| tensor).map_err(|error| wrong(error.to_string()));
     }
     let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
     let npy =

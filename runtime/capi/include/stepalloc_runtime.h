@@ -26,20 +26,22 @@
 typedef enum {
   // None.
   STEPALLOC_CODE_OK = 0,
-  // An argument is wrong: a name, a shape, an element type, an option.
+  // An argument is wrong: a name, a shape, an element type, an option, or elements that are out of range for a node.
   STEPALLOC_CODE_ARGUMENT = 1,
   // A file cannot be read or written.
   STEPALLOC_CODE_FILE = 2,
   // What was read is no model, or a damaged one.
   STEPALLOC_CODE_MODEL = 3,
-  // The model asks for an operator that there is none of.
+  // The model asks for what there is not here: an operator, or one of its attributes' values or element types.
   STEPALLOC_CODE_UNSUPPORTED = 4,
-  // A node cannot be run on its inputs.
+  // A node cannot be run on its inputs: their shapes do not fit.
   STEPALLOC_CODE_NODE = 5,
   // Memory is not to be had, or more than the options allow.
   STEPALLOC_CODE_MEMORY = 6,
   // The run was ended by its options.
   STEPALLOC_CODE_CANCELLED = 7,
+  // A node is wrong whatever its inputs are: an attribute, or the number of its inputs or outputs.
+  STEPALLOC_CODE_GRAPH = 8,
 } StepallocCode;
 
 // Arenas that several sessions share: those that do not run at the same time use the same one.

@@ -247,7 +247,7 @@ pub unsafe extern "C" fn stepalloc_session_find_batch(
             "batch": found.batch,
             "bytes": found.needs.limited_bytes(),
             "next_bytes": found.next.as_ref().ok().map(Needs::limited_bytes),
-            "next_error": found.next.as_ref().err(),
+            "next_error": found.next.as_ref().err().map(ToString::to_string),
             "shapes": Value::Object(shapes.map(|(name, shape)| (name.to_owned(), shape.into())).collect()),
         });
         hand_out_text(out, &text.to_string());

@@ -1,6 +1,6 @@
 //! Errors, and what arguments from C are checked by.
 
-use runtime::Error;
+use runtime::{Error, OpError};
 use std::ffi::{CStr, CString, c_char};
 use std::slice;
 
@@ -10,20 +10,22 @@ use std::slice;
 pub enum StepallocCode {
     /// None.
     Ok = 0,
-    /// An argument is wrong: a name, a shape, an element type, an option.
+    /// An argument is wrong: a name, a shape, an element type, an option, or elements that are out of range for a node.
     Argument = 1,
     /// A file cannot be read or written.
     File = 2,
     /// What was read is no model, or a damaged one.
     Model = 3,
-    /// The model asks for an operator that there is none of.
+    /// The model asks for what there is not here: an operator, or one of its attributes' values or element types.
     Unsupported = 4,
-    /// A node cannot be run on its inputs.
+    /// A node cannot be run on its inputs: their shapes do not fit.
     Node = 5,
     /// Memory is not to be had, or more than the options allow.
     Memory = 6,
     /// The run was ended by its options.
     Cancelled = 7,
+    /// A node is wrong whatever its inputs are: an attribute, or the number of its inputs or outputs.
+    Graph = 8,
 }
 
 /// An error; null where there is none.
@@ -52,11 +54,18 @@ pub(crate) fn wrong(message: impl Into<String>) -> Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let code = match &error {
+        // Of a graph within a node counts what went wrong in it.
+        let code = match error.innermost() {
             Error::File { .. } => StepallocCode::File,
             Error::Model(_) => StepallocCode::Model,
             Error::Unsupported { .. } => StepallocCode::Unsupported,
-            Error::Node { .. } => StepallocCode::Node,
+            Error::Node { source, .. } => match source {
+                OpError::Attribute(_) | OpError::MissingInput(_) | OpError::Arity(_) => StepallocCode::Graph,
+                OpError::ElementType(_) | OpError::Unsupported(_) => StepallocCode::Unsupported,
+                OpError::Value(_) => StepallocCode::Argument,
+                OpError::Memory { .. } => StepallocCode::Memory,
+                OpError::Shape(_) | OpError::Graph(_) | OpError::Internal(_) => StepallocCode::Node,
+            },
             Error::Memory { .. } => StepallocCode::Memory,
             Error::Cancelled => StepallocCode::Cancelled,
             Error::Argument(_) => StepallocCode::Argument,

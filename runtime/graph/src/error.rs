@@ -1,9 +1,11 @@
 //! What can go wrong, said with the node, the operator or the tensor it went wrong at.
 
+use crate::graph::Node;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use stepalloc_tensor::OutOfMemory;
+use std::sync::Arc;
+use stepalloc_tensor::{OpError, OutOfMemory};
 
 /// An error of reading, preparing or running a model.
 #[derive(Debug, thiserror::Error)]
@@ -23,14 +25,14 @@ pub enum Error {
     #[error("{0}")]
     Unsupported(UnknownOperators),
     /// A node is wrong, or cannot be run on its inputs.
-    #[error("node {node} ({op}): {what}")]
+    #[error("node {node} ({op}): {source}")]
     Node {
         /// The node's name, or its first output's.
         node: String,
         /// The operator.
         op: String,
         /// What is wrong.
-        what: String,
+        source: OpError,
     },
     /// Memory that was asked for is not to be had, or more than the options allow.
     #[error("{bytes} bytes of memory are wanted: {why}")]
@@ -54,10 +56,37 @@ impl From<OutOfMemory> for Error {
     }
 }
 
+/// Of a graph within a node, or of memory that the run around it has not.
+impl From<Error> for OpError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Memory { bytes, why } => Self::Memory { bytes, why },
+            other => Self::Graph(Arc::new(other)),
+        }
+    }
+}
+
 impl Error {
     /// Of a model's text or structure.
     pub fn model(what: impl Into<String>) -> Self {
         Self::Model(what.into())
+    }
+
+    /// The same of a part of a model, which its text begins with; files and nodes have their names already.
+    #[must_use]
+    pub fn within(self, part: &str) -> Self {
+        if let Self::Model(what) = self { Self::Model(format!("{part}: {what}")) } else { self }
+    }
+
+    /// Of a node, by its name.
+    pub(crate) fn node(node: &Node, source: OpError) -> Self {
+        Self::Node { node: node.name.clone(), op: node.op_type.clone(), source }
+    }
+
+    /// What went wrong first: where a node failed because of one in a graph within it, the inner node's error, else this one.
+    pub fn innermost(&self) -> &Self {
+        let Self::Node { source: OpError::Graph(inner), .. } = self else { return self };
+        inner.downcast_ref().map_or(self, Self::innermost)
     }
 }
 

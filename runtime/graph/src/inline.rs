@@ -5,6 +5,7 @@ use crate::graph::{Attributes, Graph, Node, ValueId};
 use crate::operator::{Definition, Registry};
 use std::collections::HashMap;
 use std::sync::Arc;
+use stepalloc_tensor::OpError;
 
 /// The graph with the branches of these nodes in their places: node by number, and its condition.
 pub(crate) fn inline(
@@ -28,9 +29,10 @@ pub(crate) fn is_if(node: &Node) -> bool {
 }
 
 fn put_branch(graph: &mut Graph, node: &Node, condition: bool, registry: &Registry) -> Result<(), Error> {
-    let wrong =
-        |what: &str| Error::Node { node: node.name.clone(), op: node.op_type.clone(), what: what.into() };
-    let branch = |name: &str| node.attributes.graph(name).ok_or_else(|| wrong(&format!("it has no {name}")));
+    let branch = |name: &str| {
+        let missing = || Error::node(node, OpError::attribute(format!("it has no {name}")));
+        node.attributes.graph(name).ok_or_else(missing)
+    };
     let (otherwise, then) = (branch("else_branch")?, branch("then_branch")?);
     // Captures are in the order of the attributes' names.
     let (mut captures, taken) = (&node.captures[..], if condition { then } else { Arc::clone(&otherwise) });
@@ -54,7 +56,7 @@ fn put_branch(graph: &mut Graph, node: &Node, condition: bool, registry: &Regist
         });
     }
     if taken.outputs.len() < node.outputs.len() {
-        return Err(wrong("a branch has too few outputs"));
+        return Err(Error::node(node, OpError::arity("a branch has too few outputs")));
     }
     for (inner, outer) in taken.outputs.iter().zip(&node.outputs) {
         if outer.is_some() {

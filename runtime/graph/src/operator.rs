@@ -10,7 +10,7 @@ use crate::run::Tensors;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use stepalloc_tensor::growing::Blocks;
-use stepalloc_tensor::{DataType, Element, Ints, Shape, Tensor, Type, View, ViewMut};
+use stepalloc_tensor::{DataType, Element, Ints, OpError, Shape, Tensor, Type, View, ViewMut};
 
 /// The domain of operators that passes make for sessions: no other engine knows them, and no model that is written has them.
 pub const INTERNAL: &str = "stepalloc";
@@ -34,7 +34,7 @@ pub struct Definition<'a> {
 }
 
 /// An operator, or why none can be made of a node; `None` where the family has none of that name.
-pub type Made = Option<Result<Box<dyn Operator>, String>>;
+pub type Made = Option<Result<Box<dyn Operator>, OpError>>;
 
 /// Where operators are found by what nodes say.
 #[derive(Clone)]
@@ -64,18 +64,12 @@ pub enum Unclear {
     /// The elements of this input are needed, and not known before the model runs.
     Needs(usize),
     /// The inputs do not fit the operator.
-    Wrong(String),
+    Wrong(OpError),
 }
 
-impl From<String> for Unclear {
-    fn from(what: String) -> Self {
-        Self::Wrong(what)
-    }
-}
-
-impl From<&str> for Unclear {
-    fn from(what: &str) -> Self {
-        Self::Wrong(what.into())
+impl From<OpError> for Unclear {
+    fn from(error: OpError) -> Self {
+        Self::Wrong(error)
     }
 }
 
@@ -141,11 +135,11 @@ pub trait Operator: Send + Sync {
     }
 
     /// Computes the outputs.
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String>;
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError>;
 
     /// Computes the outputs where even all inputs do not say their types: operators that run graphs. The inputs are followed by what
     /// these graphs take from outside. [`fresh`](crate::fresh) has memory for the outputs.
-    fn run_freely(&self, _inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, String>> {
+    fn run_freely(&self, _inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, OpError>> {
         None
     }
 }
@@ -172,7 +166,7 @@ impl<'a> Known<'a> {
 
     /// The type of an input that must be there.
     pub fn ty(&self, index: usize) -> Result<&'a Type, Unclear> {
-        self.opt(index).ok_or_else(|| Unclear::Wrong(format!("input {index} is missing")))
+        self.opt(index).ok_or(Unclear::Wrong(OpError::MissingInput(index)))
     }
 
     /// The elements of an input that must be there.
@@ -184,7 +178,9 @@ impl<'a> Known<'a> {
     /// The elements of an input of integers that must be there.
     pub fn ints(&self, index: usize) -> Result<Ints, Unclear> {
         let value = self.value(index)?;
-        ints(&value).ok_or_else(|| format!("input {index} is {}, not integers", value.dtype).into())
+        ints(&value).ok_or_else(|| {
+            OpError::element_type(format!("input {index} is {}, not integers", value.dtype)).into()
+        })
     }
 
     /// The same of one that may be left out.
@@ -203,9 +199,10 @@ pub fn ints(view: &View<'_>) -> Option<Ints> {
 }
 
 /// A type that can be addressed.
-pub fn typed(dtype: DataType, shape: impl Into<Shape>) -> Result<Type, String> {
+pub fn typed(dtype: DataType, shape: impl Into<Shape>) -> Result<Type, OpError> {
     let shape = shape.into();
-    Type::new(dtype, shape.clone()).ok_or_else(|| format!("a tensor of shape {shape:?} is too large"))
+    Type::new(dtype, shape.clone())
+        .ok_or_else(|| OpError::shape(format!("a tensor of shape {shape:?} is too large")))
 }
 
 /// Inputs, outputs and scratch memory of an operator that runs.
@@ -237,8 +234,8 @@ impl<'a> Call<'_, 'a> {
     }
 
     /// An input that must be there.
-    pub fn input(&self, index: usize) -> Result<View<'a>, String> {
-        self.opt(index).ok_or_else(|| format!("input {index} is missing"))
+    pub fn input(&self, index: usize) -> Result<View<'a>, OpError> {
+        self.opt(index).ok_or(OpError::MissingInput(index))
     }
 
     /// The blocks of an input that is there so, and whose view has no elements.
@@ -247,7 +244,7 @@ impl<'a> Call<'_, 'a> {
     }
 
     /// The element type of an input that must be there, even if the output is written over it.
-    pub fn dtype(&self, index: usize) -> Result<DataType, String> {
+    pub fn dtype(&self, index: usize) -> Result<DataType, OpError> {
         match self.in_place {
             Some((over, dtype)) if over == index => Ok(dtype),
             _ => Ok(self.input(index)?.dtype),
@@ -260,8 +257,8 @@ impl<'a> Call<'_, 'a> {
     }
 
     /// An output, to be taken once.
-    pub fn output(&mut self, index: usize) -> Result<ViewMut<'a>, String> {
-        self.opt_output(index).ok_or_else(|| format!("output {index} is wanted by nobody"))
+    pub fn output(&mut self, index: usize) -> Result<ViewMut<'a>, OpError> {
+        self.opt_output(index).ok_or_else(|| OpError::arity(format!("output {index} is wanted by nobody")))
     }
 
     /// Scratch memory, as many bytes as the operator asked for, aligned to 64; to be taken once. What is in it is anything.
@@ -284,11 +281,11 @@ impl<'a> Call<'_, 'a> {
     }
 
     /// Makes each element of output 0 from the one of input 0 at the same place, over it if that is where the output lies.
-    pub fn map<A: Element, B: Element>(&mut self, f: impl Fn(A) -> B) -> Result<(), String> {
+    pub fn map<A: Element, B: Element>(&mut self, f: impl Fn(A) -> B) -> Result<(), OpError> {
         let output = self.output(0)?;
         if self.in_place.is_some() {
             if size_of::<A>() != size_of::<B>() {
-                return Err("an output lies over an input of another width".into());
+                return Err(OpError::internal("an output lies over an input of another width"));
             }
             for place in output.bytes.chunks_exact_mut(size_of::<B>()) {
                 let made = f(bytemuck::pod_read_unaligned(place));

@@ -20,7 +20,7 @@ use crate::prepacked::Prepacked;
 use crate::run::{Spare, run_one};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use stepalloc_tensor::{DataType, Tensor, Type, View};
+use stepalloc_tensor::{DataType, OpError, Tensor, Type, View};
 
 /// What is computed while planning may have so many bytes: shapes and indices, no activations.
 const FOLD_BYTES: usize = 64 << 10;
@@ -253,7 +253,7 @@ fn evaluate(
     types: &[Option<&Type>],
     tensors: &[Option<&Arc<Tensor>>],
 ) -> Result<Learned, Error> {
-    let wrong = |what: String| Error::Node { node: node.name.clone(), op: node.op_type.clone(), what };
+    let wrong = |error| Error::node(node, error);
     if ids.iter().zip(types).any(|(id, ty)| id.is_some() && ty.is_none()) {
         return Ok(Learned::OnHeap);
     }
@@ -266,10 +266,10 @@ fn evaluate(
     let made = match made {
         Ok(made) => made,
         Err(Unclear::Needs(_)) => return Ok(Learned::OnHeap),
-        Err(Unclear::Wrong(what)) => return Err(wrong(what)),
+        Err(Unclear::Wrong(error)) => return Err(wrong(error)),
     };
     if made.len() < node.outputs.len() {
-        return Err(wrong(format!("it has {} outputs at most", made.len())));
+        return Err(wrong(OpError::arity(format!("it has {} outputs at most", made.len()))));
     }
     let all_known = ids.iter().zip(tensors).all(|(id, known)| id.is_none() || known.is_some());
     let bytes: usize = made.iter().map(Type::bytes).sum();

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
-use stepalloc_tensor::Tensor;
+use stepalloc_tensor::{OpError, Tensor};
 
 /// How a product reads its right factor, a matrix of f32 row by row. The weights of a convolution are one, with a column for each filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,7 +24,7 @@ pub struct Prepacked {
     /// How it is read.
     pub spec: PackSpec,
     tensor: Arc<Tensor>,
-    packed: OnceLock<Result<Arc<dyn Any + Send + Sync>, String>>,
+    packed: OnceLock<Result<Arc<dyn Any + Send + Sync>, OpError>>,
 }
 
 impl Prepacked {
@@ -44,8 +44,8 @@ impl Prepacked {
     /// If it made something of another type before: a node has one operator.
     pub fn packed<T: Any + Send + Sync>(
         &self,
-        pack: impl FnOnce(&Arc<Tensor>, PackSpec) -> Result<Arc<T>, String>,
-    ) -> Result<&T, String> {
+        pack: impl FnOnce(&Arc<Tensor>, PackSpec) -> Result<Arc<T>, OpError>,
+    ) -> Result<&T, OpError> {
         let packed = self.packed.get_or_init(|| pack(&self.tensor, self.spec).map(|packed| packed as _));
         let packed = packed.as_ref().map_err(Clone::clone)?;
         Ok((**packed).downcast_ref().expect("a node has one operator"))

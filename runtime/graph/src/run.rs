@@ -15,7 +15,7 @@ use crate::watch::RunOptions;
 use smallvec::SmallVec;
 use std::sync::PoisonError;
 use stepalloc_tensor::growing::{Append, Blocks};
-use stepalloc_tensor::{DataType, Tensor, Type, View, ViewMut};
+use stepalloc_tensor::{DataType, OpError, Tensor, Type, View, ViewMut};
 
 /// Tensors that an operator has made.
 pub type Tensors = SmallVec<[Tensor; 4]>;
@@ -44,16 +44,15 @@ pub fn run_one(
     inputs: &[Option<View<'_>>],
     types: Types,
     wanted: usize,
-) -> Result<Vec<Tensor>, String> {
+) -> Result<Vec<Tensor>, OpError> {
     let shapes: Vec<_> = inputs
         .iter()
         .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
         .collect();
     let known = Known { types: &shapes.iter().map(Option::as_ref).collect::<Vec<_>>(), values: inputs };
     let scratch = Type { dtype: DataType::U8, shape: [operator.scratch(&known, &types)].into() };
-    let zeroed = |ty: Type| Tensor::try_zeroed(ty).map_err(|error| error.to_string());
-    let mut scratch = zeroed(scratch)?;
-    let mut tensors = types.into_iter().map(zeroed).collect::<Result<Vec<_>, _>>()?;
+    let mut scratch = Tensor::try_zeroed(scratch)?;
+    let mut tensors = types.into_iter().map(Tensor::try_zeroed).collect::<Result<Vec<_>, _>>()?;
     let mut outputs: Vec<_> = tensors.iter_mut().map(|tensor| Some(tensor.view_mut())).collect();
     outputs.iter_mut().skip(wanted).for_each(|output| *output = None);
     operator.run(&mut Call {
@@ -149,7 +148,7 @@ impl<'a> Frame<'a> {
                     _ if step.on_heap => self.run_on_heap(step, node),
                     _ => self.run_planned(number, step, node),
                 };
-                done.map_err(|what| Error::Node { node: node.name.clone(), op: node.op_type.clone(), what })
+                done.map_err(|error| Error::node(node, error))
             })?;
             for &id in &step.drops {
                 if let Some(tensor) = self.spare.heap[id].take() {
@@ -308,7 +307,7 @@ impl<'a> Frame<'a> {
         inputs
     }
 
-    fn run_planned(&mut self, number: usize, step: &Step, node: &Node) -> Result<(), String> {
+    fn run_planned(&mut self, number: usize, step: &Step, node: &Node) -> Result<(), OpError> {
         let memory = (std::mem::take(&mut self.spare.inputs), std::mem::take(&mut self.spare.outputs));
         let frame = &*self;
         let mut blocks: SmallVec<[_; 2]> = SmallVec::new();
@@ -375,8 +374,7 @@ impl<'a> Frame<'a> {
         allowed.iter().copied().find(|index| !is_output && fits(index))
     }
 
-    fn run_on_heap(&mut self, step: &Step, node: &Node) -> Result<(), String> {
-        let told = |error: Error| error.to_string();
+    fn run_on_heap(&mut self, step: &Step, node: &Node) -> Result<(), OpError> {
         let names = |frame: &Self| {
             let names = node.outputs.iter().flatten().map(|&id| &*frame.plan.graph.values[id].name);
             names.collect::<Vec<_>>().join(", ")
@@ -390,14 +388,14 @@ impl<'a> Frame<'a> {
             (self.spare.inputs, self.spare.types) = (emptied(inputs), emptied(types));
             let made = made?;
             if made.len() < node.outputs.len() {
-                return Err(format!("it has {} outputs at most", made.len()));
+                return Err(OpError::arity(format!("it has {} outputs at most", made.len())));
             }
             for (tensor, id) in made.into_iter().zip(&node.outputs) {
                 let Some(id) = *id else { continue };
                 // It is counted when it is there: before, nobody knows how much it is.
                 let bytes = tensor.ty().bytes() as u64;
                 if let Err(error) = self.charge.grow(bytes) {
-                    return Err(format!("{error}; {bytes} of them are for {}", names(self)));
+                    return Err(beyond(error, &format!("; {bytes} of them are for {}", names(self))));
                 }
                 self.spare.heap[id] = Some(tensor);
             }
@@ -406,11 +404,11 @@ impl<'a> Frame<'a> {
         let known = Known { types: &types, values: &inputs };
         let made = match node.operator.infer(&known) {
             Ok(made) if made.len() < node.outputs.len() => {
-                return Err(format!("it has {} outputs at most", made.len()));
+                return Err(OpError::arity(format!("it has {} outputs at most", made.len())));
             }
             Ok(made) => made,
-            Err(Unclear::Wrong(what)) => return Err(what),
-            Err(Unclear::Needs(index)) => return Err(format!("input {index} is missing")),
+            Err(Unclear::Wrong(error)) => return Err(error),
+            Err(Unclear::Needs(index)) => return Err(OpError::MissingInput(index)),
         };
         let scratch = node.operator.scratch(&known, &made);
         let over = made.first().and_then(|made| self.taken_over(step, node, made));
@@ -420,7 +418,7 @@ impl<'a> Frame<'a> {
         let new = new.filter(|(_, id)| id.is_some()).map(|(ty, _)| ty.bytes() as u64);
         let bytes = new.fold(scratch as u64, u64::saturating_add);
         if let Err(error) = self.charge.grow(bytes) {
-            return Err(format!("{error}; {bytes} of them are for {}", names(self)));
+            return Err(beyond(error, &format!("; {bytes} of them are for {}", names(self))));
         }
         let mut tensors = Tensors::new();
         for (number, (ty, id)) in made.into_iter().zip(&node.outputs).enumerate() {
@@ -428,14 +426,14 @@ impl<'a> Frame<'a> {
             let source = over.filter(|_| number == 0).and_then(|(index, _)| node.inputs[index]);
             let taken = source.and_then(|source| self.spare.heap[source].take());
             tensors.push(match taken {
-                Some(tensor) => {
-                    tensor.retyped(ty).ok_or("an input has no memory of its own to be written over")?
-                }
-                None => self.fresh(id, ty).map_err(told)?,
+                Some(tensor) => tensor.retyped(ty).ok_or_else(|| {
+                    OpError::internal("an input has no memory of its own to be written over")
+                })?,
+                None => self.fresh(id, ty)?,
             });
         }
         if over.is_none() || node.operator.reuse() != Reuse::View {
-            let mut space = self.arenas.tensor(typed(DataType::U8, [scratch])?).map_err(told)?;
+            let mut space = self.arenas.tensor(typed(DataType::U8, [scratch])?)?;
             let outputs = std::mem::take(&mut self.spare.outputs);
             let inputs = self.inputs_of(memory.0, node, over.map(|(index, _)| index), None, &[]);
             let mut outputs: Vec<Option<ViewMut<'_>>> = emptied(outputs);
@@ -461,5 +459,13 @@ impl<'a> Frame<'a> {
         }
         self.charge.shrink(scratch as u64);
         Ok(())
+    }
+}
+
+/// An error of memory as a node has it, with more to say; others as they are.
+fn beyond(error: Error, more: &str) -> OpError {
+    match error {
+        Error::Memory { bytes, why } => OpError::Memory { bytes, why: why + more },
+        other => other.into(),
     }
 }

@@ -1,6 +1,7 @@
 //! The functions that gates of recurrent layers are told to use.
 
 use crate::real::Real;
+use stepalloc_tensor::OpError;
 
 /// A function of a gate.
 #[derive(Clone, Copy)]
@@ -25,7 +26,7 @@ impl Activation {
         name: &str,
         alphas: &mut impl Iterator<Item = f32>,
         betas: &mut impl Iterator<Item = f32>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, OpError> {
         let mut alpha = |usual: f32| alphas.next().unwrap_or(usual);
         let mut beta = |usual: f32| betas.next().unwrap_or(usual);
         Ok(match name.to_ascii_lowercase().as_str() {
@@ -40,7 +41,11 @@ impl Activation {
             "elu" => Self::Elu(alpha(1.0)),
             "softsign" => Self::Softsign,
             "softplus" => Self::Softplus,
-            _ => return Err(format!("it is told an activation {name}, which is not known")),
+            _ => {
+                return Err(OpError::attribute(format!(
+                    "it is told an activation {name}, which is not known"
+                )));
+            }
         })
     }
 

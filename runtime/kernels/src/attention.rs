@@ -9,7 +9,7 @@ use bytemuck::{Pod, cast_slice};
 use std::ops::Range;
 use stepalloc_tensor::Ints;
 use stepalloc_tensor::growing::Blocks;
-use stepalloc_tensor::{Bool, DataType, Number, bf16, f16};
+use stepalloc_tensor::{Bool, DataType, Number, OpError, bf16, f16};
 use stepalloc_threads as threads;
 
 /// Queries of a block: so many that packing the keys for a product is little work beside it.
@@ -215,7 +215,7 @@ pub fn repack<W: Real>(by_heads: &[W], y: &mut [W], sizes: Sizes) {
 
 impl<W: Real> Job<'_, W> {
     /// Computes all heads; `y` and `scores` have them one behind the other.
-    pub fn run(&self, y: &mut [W], scores: Option<&mut [W]>, scratch: &mut [u8]) -> Result<(), String> {
+    pub fn run(&self, y: &mut [W], scores: Option<&mut [W]>, scratch: &mut [u8]) -> Result<(), OpError> {
         let Sizes { batch, q_heads, .. } = self.sizes;
         let block = Space::bytes::<W>(self.sizes.block());
         let heads = batch * q_heads;
@@ -224,7 +224,7 @@ impl<W: Real> Job<'_, W> {
     }
 
     /// Computes a part's heads, each thread so many: one half and the other, which needs no list of the parts.
-    fn part(&self, part: Part<'_, W>, share: usize) -> Result<(), String> {
+    fn part(&self, part: Part<'_, W>, share: usize) -> Result<(), OpError> {
         let Sizes { q_heads, queries, keys, v_head, .. } = self.sizes;
         let Part { heads, mut y, mut shown, scratch } = part;
         let parts = heads.len().div_ceil(share);
@@ -248,7 +248,7 @@ impl<W: Real> Job<'_, W> {
         };
         let two = Part { heads: middle..heads.end, y, shown, scratch: second };
         let (mut one, mut two) = ((Some(one), Ok(())), (Some(two), Ok(())));
-        let compute = |(part, done): &mut (Option<Part<'_, W>>, Result<(), String>)| {
+        let compute = |(part, done): &mut (Option<Part<'_, W>>, Result<(), OpError>)| {
             *done = part.take().map_or(Ok(()), |part| self.part(part, share));
         };
         threads::join(&mut || compute(&mut one), &mut || compute(&mut two));

@@ -6,7 +6,7 @@
 use crate::no;
 use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
-use stepalloc_tensor::{DataType, Number, View, bf16, by_number, by_type, f16};
+use stepalloc_tensor::{DataType, Number, OpError, View, bf16, by_number, by_type, f16};
 
 /// Elements that are converted at once: few enough for the stack and the first cache.
 pub const BLOCK: usize = 256;
@@ -200,7 +200,7 @@ impl<'a> Source<'a> {
 }
 
 /// An error if elements of a type are no numbers.
-pub fn number(dtype: DataType) -> Result<(), String> {
+pub fn number(dtype: DataType) -> Result<(), OpError> {
     by_number!(dtype, _T => Ok(()), Err(no(dtype)))
 }
 

@@ -3,7 +3,7 @@
 use crate::no;
 use bytemuck::Pod;
 use smallvec::SmallVec;
-use stepalloc_tensor::{DataType, Number, View, ViewMut, by_number};
+use stepalloc_tensor::{DataType, Number, OpError, View, ViewMut, by_number};
 use stepalloc_threads as threads;
 
 /// As many elements at once are computed by one thread, and planes are joined until they have as many.
@@ -303,9 +303,9 @@ pub fn interpolate<W: Number>(
     scratch: &mut [u8],
     place: &dyn Fn(usize, usize) -> Option<f32>,
     outside: f32,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let (Some(outer), Some(innermost)) = (lines.first(), lines.last()) else {
-        return Err("there is nothing to resize".into());
+        return Err(OpError::shape("there is nothing to resize"));
     };
     let is_direct = input.dtype == W::DTYPE;
     let course = Course::new(lines, planes, is_direct);
@@ -350,7 +350,7 @@ pub fn interpolate<W: Number>(
 /// As many elements at once go from one type to another by way of f64, which has all that are told apart here.
 const BLOCK: usize = 256;
 
-fn read<W: Number>(dtype: DataType, source: &[u8], target: &mut [W]) -> Result<(), String> {
+fn read<W: Number>(dtype: DataType, source: &[u8], target: &mut [W]) -> Result<(), OpError> {
     let mut room = [0.0; BLOCK];
     for (to, from) in target.chunks_mut(BLOCK).zip(source.chunks(BLOCK * dtype.bytes())) {
         to_f64s(dtype, from, &mut room)?;
@@ -359,7 +359,7 @@ fn read<W: Number>(dtype: DataType, source: &[u8], target: &mut [W]) -> Result<(
     Ok(())
 }
 
-fn to_f64s(dtype: DataType, from: &[u8], to: &mut [f64]) -> Result<(), String> {
+fn to_f64s(dtype: DataType, from: &[u8], to: &mut [f64]) -> Result<(), OpError> {
     by_number!(dtype, T => {
         let from: &[T] = bytemuck::cast_slice(from);
         to.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_f64());
@@ -368,7 +368,7 @@ fn to_f64s(dtype: DataType, from: &[u8], to: &mut [f64]) -> Result<(), String> {
 }
 
 /// Integers are rounded, and those that are out of range become the nearest that is not.
-fn write<W: Number>(source: &[W], dtype: DataType, target: &mut [u8]) -> Result<(), String> {
+fn write<W: Number>(source: &[W], dtype: DataType, target: &mut [u8]) -> Result<(), OpError> {
     let mut room = [0.0; BLOCK];
     for (to, from) in target.chunks_mut(BLOCK * dtype.bytes()).zip(source.chunks(BLOCK)) {
         let room = &mut room[..from.len()];
@@ -378,7 +378,7 @@ fn write<W: Number>(source: &[W], dtype: DataType, target: &mut [u8]) -> Result<
     Ok(())
 }
 
-fn from_f64s(from: &mut [f64], dtype: DataType, to: &mut [u8]) -> Result<(), String> {
+fn from_f64s(from: &mut [f64], dtype: DataType, to: &mut [u8]) -> Result<(), OpError> {
     if !dtype.is_float() {
         from.iter_mut().for_each(|x| *x = x.round_ties_even());
     }

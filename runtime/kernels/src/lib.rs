@@ -33,7 +33,9 @@ pub mod vector;
 #[doc(hidden)]
 pub use stepalloc_tensor::DataType;
 
+use stepalloc_tensor::OpError;
+
 /// What a kernel says of elements of a type it is not for.
-pub fn no(dtype: DataType) -> String {
-    format!("elements of {dtype} are not known to it")
+pub fn no(dtype: DataType) -> OpError {
+    OpError::element_type(format!("elements of {dtype} are not known to it"))
 }

@@ -10,7 +10,7 @@ use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use rten_simd::{SimdOp, SimdUnaryOp};
 use rten_vecmath::{Sigmoid, Softmax, Tanh};
-use stepalloc_tensor::{ALIGNMENT, DataType, Number, View, ViewMut, bf16, f16};
+use stepalloc_tensor::{ALIGNMENT, DataType, Number, OpError, View, ViewMut, bf16, f16};
 
 /// Rows up to which states are multiplied without laying their weights out anew, which are read column by column here: of LSTM and GRU with 256
 /// hidden elements, 2 rows take less than half the time so, 8 as long, and 16 a tenth to a third more.
@@ -216,7 +216,7 @@ fn scale<W: Real>(row: &mut [W], beta: W) {
 }
 
 /// Whether a type's elements are computed in f64; `None` for what is no real number.
-pub fn is_double(dtype: DataType) -> Result<bool, String> {
+pub fn is_double(dtype: DataType) -> Result<bool, OpError> {
     if dtype.is_float() { Ok(dtype == DataType::F64) } else { Err(crate::no(dtype)) }
 }
 
@@ -230,10 +230,13 @@ impl<'a> Space<'a> {
     }
 
     /// So many elements; what is in them is anything.
-    pub fn take<T: Pod>(&mut self, elements: usize) -> Result<&'a mut [T], String> {
+    pub fn take<T: Pod>(&mut self, elements: usize) -> Result<&'a mut [T], OpError> {
         let bytes = Self::bytes::<T>(elements);
         if bytes > self.0.len() {
-            return Err(format!("its scratch memory ends {} bytes too early", bytes - self.0.len()));
+            return Err(OpError::internal(format!(
+                "its scratch memory ends {} bytes too early",
+                bytes - self.0.len()
+            )));
         }
         let (piece, rest) = std::mem::take(&mut self.0).split_at_mut(bytes);
         self.0 = rest;
@@ -247,7 +250,7 @@ pub fn widened_bytes<W: Real>(dtype: DataType, elements: usize) -> usize {
 }
 
 /// A tensor's elements, copied only if they are of another type.
-pub fn widened<'a, W: Real>(view: &View<'a>, space: &mut Space<'a>) -> Result<&'a [W], String> {
+pub fn widened<'a, W: Real>(view: &View<'a>, space: &mut Space<'a>) -> Result<&'a [W], OpError> {
     if view.dtype == W::DTYPE {
         return Ok(view.elements());
     }
@@ -272,7 +275,7 @@ pub struct Target<'a, W> {
 
 impl<'a, W: Real> Target<'a, W> {
     /// With memory of `space` where the output has other elements.
-    pub fn new(output: ViewMut<'a>, space: &mut Space<'a>) -> Result<Self, String> {
+    pub fn new(output: ViewMut<'a>, space: &mut Space<'a>) -> Result<Self, OpError> {
         if output.dtype == W::DTYPE {
             return Ok(Self { wide: output.elements(), narrow: None });
         }
@@ -281,14 +284,14 @@ impl<'a, W: Real> Target<'a, W> {
     }
 
     /// Writes the output when all is there.
-    pub fn finish(self) -> Result<(), String> {
+    pub fn finish(self) -> Result<(), OpError> {
         let Some(output) = self.narrow else { return Ok(()) };
         narrow(self.wide, output)
     }
 }
 
 /// Rounds to the type of the output.
-pub fn narrow<W: Real>(wide: &[W], output: ViewMut<'_>) -> Result<(), String> {
+pub fn narrow<W: Real>(wide: &[W], output: ViewMut<'_>) -> Result<(), OpError> {
     fn each<W: Real, T: Number>(wide: &[W], to: &mut [T]) {
         to.iter_mut().zip(wide).for_each(|(to, from)| *to = T::from_f64(from.to_f64()));
     }

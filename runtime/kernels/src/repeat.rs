@@ -1,7 +1,7 @@
 //! Dimensions resized without weights: each element of the output is one of the input.
 
 use bytemuck::Pod;
-use stepalloc_tensor::{Number, View, ViewMut, by_number, by_width};
+use stepalloc_tensor::{Number, OpError, View, ViewMut, by_number, by_width};
 use stepalloc_threads as threads;
 
 /// As many elements at once are copied by one thread.
@@ -45,7 +45,7 @@ pub fn repeat(
     input: &View<'_>,
     output: ViewMut<'_>,
     outside: f32,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let mut value = [0; 8];
     by_number!(input.dtype, T => {
         value[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&T::from_f64(outside.into())));

@@ -4,7 +4,7 @@ use crate::broadcast::{PARALLEL, PART};
 use crate::minifloat::{decode, is_minifloat, small_integer, small_value};
 use bytemuck::Pod;
 use stepalloc_tensor::axis;
-use stepalloc_tensor::{DataType, Element, View, bf16, by_type, f16};
+use stepalloc_tensor::{DataType, Element, OpError, View, bf16, by_type, f16};
 use stepalloc_threads as threads;
 
 /// Which scale each element has: elements are taken in rows, and row `r`, `d = r % depth` of its `r / depth`, begins with scale
@@ -24,11 +24,12 @@ impl Grid {
     pub const WHOLE: Self = Self { length: PART, depth: 1, outer: 0, block: 1, step: 0, repeat: usize::MAX };
 
     /// The grid of scales of this shape for elements of shape `x`, along axis `along` (blocks of 0: one scale for each index).
-    pub fn new(along: i64, block: usize, x: &[usize], scale: &[usize]) -> Result<Self, String> {
+    pub fn new(along: i64, block: usize, x: &[usize], scale: &[usize]) -> Result<Self, OpError> {
         if scale.iter().product::<usize>() == 1 {
             return Ok(Self::WHOLE);
         }
-        let wrong = || format!("scales of shape {scale:?} do not fit {x:?} along axis {}", along);
+        let wrong =
+            || OpError::shape(format!("scales of shape {scale:?} do not fit {x:?} along axis {}", along));
         // One dimension is the axis whatever is said of it.
         let at = if x.len() == 1 { 0 } else { axis(along, x.len())? };
         let (depth, inner) = (x[at], x[at + 1..].iter().product());
@@ -45,7 +46,7 @@ impl Grid {
         let fits =
             |(dim, (&x, &scale)): (usize, (&usize, &usize))| scale == if dim == at { blocks } else { x };
         if scale.len() != x.len() || !x.iter().zip(scale).enumerate().all(fits) {
-            return Err(format!("{} in blocks of {}", wrong(), block));
+            return Err(OpError::shape(format!("{} in blocks of {}", wrong(), block)));
         }
         Ok(match inner {
             1 => Self { length: depth, depth: 1, outer: blocks, block: 1, step: 0, repeat: block },

@@ -18,7 +18,7 @@ use stepalloc_graph::{
     Attribute, Attributes, Declared, Definition, Dim, Error, Graph, Header, Model, Node, Registry,
     UnknownOperators, Value, ValueId,
 };
-use stepalloc_tensor::{DataType, Tensor};
+use stepalloc_tensor::{DataType, OpError, Tensor};
 
 /// Reads a model; its weights from `folder` where they are not in `bytes`.
 pub fn read(bytes: Bytes, folder: &mut Folder, registry: &Registry) -> Result<Model, Error> {
@@ -216,7 +216,7 @@ impl<'a> Reader<'a> {
         for initializer in proto.initializer {
             let name = initializer.name.as_deref().unwrap_or_default();
             let made = tensor(&initializer, self.folder);
-            let made = made.map_err(|what| Error::model(format!("initializer {name}: {what}")))?;
+            let made = made.map_err(|error| error.within(&format!("initializer {name}")))?;
             // From IR version 4 on initializers need not be inputs.
             let id = match building.scope.names.get(name) {
                 Some(&id) if building.graph.values[id].constant.is_none() => id,
@@ -271,16 +271,16 @@ impl<'a> Reader<'a> {
         let name = node_name(&proto);
         let op = proto.op_type.unwrap_or_default();
         let domain = proto.domain.filter(|domain| domain != "ai.onnx").unwrap_or_default();
-        let wrong = |what: String| Error::Node { node: name.clone(), op: op.clone(), what };
+        let wrong = |source| Error::Node { node: name.clone(), op: op.clone(), source };
         let mut inputs = Vec::new();
         for input in &proto.input {
             inputs.push(if input.is_empty() {
                 None
             } else {
                 Some(
-                    building
-                        .find(input)
-                        .ok_or_else(|| wrong(format!("its input {input} is made by no node")))?,
+                    building.find(input).ok_or_else(|| {
+                        wrong(OpError::arity(format!("its input {input} is made by no node")))
+                    })?,
                 )
             });
         }
@@ -293,7 +293,7 @@ impl<'a> Reader<'a> {
             let made =
                 self.attribute(attribute, building, captured, opsets.as_ref()).map_err(
                     |error| match error {
-                        Error::Model(what) => wrong(format!("attribute {key}: {what}")),
+                        Error::Model(what) => wrong(OpError::attribute(format!("attribute {key}: {what}"))),
                         other => other,
                     },
                 )?;
@@ -361,7 +361,7 @@ impl<'a> Reader<'a> {
                 // What its type is not known of may not be needed: the operator says so.
                 match made {
                     Some(Ok(made)) => Attribute::Tensor(Arc::new(made)),
-                    Some(Err(what)) => return Err(Error::model(what)),
+                    Some(Err(error)) => return Err(error),
                     None => return Ok(None),
                 }
             }

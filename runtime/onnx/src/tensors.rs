@@ -5,6 +5,7 @@ use bytes::Bytes;
 use prost::Message;
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
+use stepalloc_graph::Error;
 use stepalloc_tensor::raw::{from_raw, unpack};
 use stepalloc_tensor::{DataType, Tensor, Type, bf16, f16, mapped};
 
@@ -14,8 +15,9 @@ pub const EXTERNAL: i32 = 1;
 pub const STRING: i32 = 8;
 
 /// Reads a serialized `TensorProto`, as ONNX's test data are kept. Returns its name and itself.
-pub fn read_tensor(bytes: Bytes) -> Result<(String, Tensor), String> {
-    let proto = TensorProto::decode(bytes).map_err(|error| format!("no TensorProto: {error}"))?;
+pub fn read_tensor(bytes: Bytes) -> Result<(String, Tensor), Error> {
+    let proto =
+        TensorProto::decode(bytes).map_err(|error| Error::model(format!("no TensorProto: {error}")))?;
     let tensor = tensor(&proto, &mut Folder::default())?;
     Ok((proto.name.unwrap_or_default(), tensor))
 }
@@ -40,19 +42,20 @@ impl Folder {
     }
 
     /// A part of a file beside the model.
-    fn part(&mut self, location: &str, offset: usize, length: Option<usize>) -> Result<Bytes, String> {
-        let folder =
-            self.path.as_ref().ok_or("its elements are in a file, and the model came from memory")?;
+    fn part(&mut self, location: &str, offset: usize, length: Option<usize>) -> Result<Bytes, Error> {
+        let in_memory = || Error::model("its elements are in a file, and the model came from memory");
+        let folder = self.path.as_ref().ok_or_else(in_memory)?;
         let relative = Path::new(location);
         // A model must not make us read any file of the system.
         if !relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
-            return Err(format!("its file {location:?} is not below the model's folder"));
+            return Err(Error::model(format!("its file {location:?} is not below the model's folder")));
         }
         let path = folder.join(relative);
         let bytes = match self.mapped.get(&path) {
             Some(bytes) => bytes.clone(),
             None => {
-                let bytes = mapped::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+                let bytes =
+                    mapped::open(&path).map_err(|source| Error::File { path: path.clone(), source })?;
                 self.mapped.insert(path, bytes.clone());
                 bytes
             }
@@ -60,13 +63,13 @@ impl Folder {
         let end = length.map_or(Some(bytes.len()), |length| offset.checked_add(length));
         match end {
             Some(end) if offset <= end && end <= bytes.len() => Ok(bytes.slice(offset..end)),
-            _ => Err(format!("its file {location} has {} bytes only", bytes.len())),
+            _ => Err(Error::model(format!("its file {location} has {} bytes only", bytes.len()))),
         }
     }
 }
 
 /// The tensor of a message, with its elements where they are in the message or the file if they may lie there.
-pub fn tensor(proto: &TensorProto, folder: &mut Folder) -> Result<Tensor, String> {
+pub fn tensor(proto: &TensorProto, folder: &mut Folder) -> Result<Tensor, Error> {
     let ty = ty(proto)?;
     let raw = if proto.data_location == Some(EXTERNAL) {
         Some(external(proto, folder)?)
@@ -75,20 +78,25 @@ pub fn tensor(proto: &TensorProto, folder: &mut Folder) -> Result<Tensor, String
     };
     match raw {
         // Writers give an empty field beside one of the others.
-        Some(raw) if !raw.is_empty() || ty.elements() == 0 => from_raw(ty, raw),
+        Some(raw) if !raw.is_empty() || ty.elements() == 0 => raw_tensor(ty, raw),
         _ => from_fields(ty, proto),
     }
 }
 
-fn ty(proto: &TensorProto) -> Result<Type, String> {
+/// The tensor of the bytes that a file has for its elements.
+fn raw_tensor(ty: Type, raw: Bytes) -> Result<Tensor, Error> {
+    from_raw(ty, raw).map_err(|error| Error::model(error.to_string()))
+}
+
+fn ty(proto: &TensorProto) -> Result<Type, Error> {
     let number = proto.data_type.unwrap_or_default();
     let dtype = DataType::from_onnx(number).ok_or_else(|| match number {
-        STRING => "it is a tensor of strings: strings are not supported".into(),
-        _ => format!("element type {number} is not known"),
+        STRING => Error::model("it is a tensor of strings: strings are not supported"),
+        _ => Error::model(format!("element type {number} is not known")),
     })?;
     let shape: Option<Vec<_>> = proto.dims.iter().map(|&dim| usize::try_from(dim).ok()).collect();
     let ty = shape.and_then(|shape| Type::new(dtype, shape));
-    ty.ok_or_else(|| format!("its shape {:?} cannot be", proto.dims))
+    ty.ok_or_else(|| Error::model(format!("its shape {:?} cannot be", proto.dims)))
 }
 
 /// Bytes of a tensor in a file.
@@ -97,17 +105,16 @@ fn in_file(ty: &Type) -> usize {
 }
 
 /// The elements of a tensor that are in a file beside the model.
-pub fn external(proto: &TensorProto, folder: &mut Folder) -> Result<Bytes, String> {
+pub fn external(proto: &TensorProto, folder: &mut Folder) -> Result<Bytes, Error> {
     let entry = |key: &str| {
         let found = proto.external_data.iter().find(|entry| entry.key.as_deref() == Some(key));
         found.and_then(|entry| entry.value.as_deref())
     };
     let number = |key: &str| {
-        let value =
-            entry(key).map(|text| text.parse::<usize>().map_err(|_| format!("its {key} is {text:?}")));
-        value.transpose()
+        let wrong = |text| Error::model(format!("its {key} is {text:?}"));
+        entry(key).map(|text| text.parse::<usize>().map_err(|_| wrong(text))).transpose()
     };
-    let location = entry("location").ok_or("its file has no name")?;
+    let location = entry("location").ok_or_else(|| Error::model("its file has no name"))?;
     let length = match number("length")? {
         Some(length) => Some(length),
         None => ty(proto).ok().map(|ty| in_file(&ty)),
@@ -121,19 +128,19 @@ pub fn packed(elements: &[f32]) -> Vec<Bytes> {
 }
 
 /// The tensor of packed floats, which are the bytes of a raw one: in one part, or more if the writer liked.
-fn from_parts(ty: Type, parts: &[Bytes]) -> Result<Tensor, String> {
+fn from_parts(ty: Type, parts: &[Bytes]) -> Result<Tensor, Error> {
     let given: usize = parts.iter().map(Bytes::len).sum();
     if given != ty.bytes() {
-        return Err(format!("{ty} has {} elements", given / ty.dtype.bytes()));
+        return Err(Error::model(format!("{ty} has {} elements", given / ty.dtype.bytes())));
     }
     match parts {
-        [part] => from_raw(ty, part.clone()),
-        _ => from_raw(ty, parts.concat().into()),
+        [part] => raw_tensor(ty, part.clone()),
+        _ => raw_tensor(ty, parts.concat().into()),
     }
 }
 
 /// Elements in the fields for their types.
-fn from_fields(ty: Type, proto: &TensorProto) -> Result<Tensor, String> {
+fn from_fields(ty: Type, proto: &TensorProto) -> Result<Tensor, Error> {
     let (elements, dtype, text) = (ty.elements(), ty.dtype, ty.to_string());
     // Checked before anything of the size is allocated: a file can claim any shape.
     let given = match dtype {
@@ -149,7 +156,7 @@ fn from_fields(ty: Type, proto: &TensorProto) -> Result<Tensor, String> {
         _ => proto.int32_data.len(),
     };
     if given != elements {
-        return Err(format!("{text} has {given} elements"));
+        return Err(Error::model(format!("{text} has {given} elements")));
     }
     let mut tensor = Tensor::zeroed(ty);
     let out = tensor.view_mut();

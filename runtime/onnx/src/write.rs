@@ -12,7 +12,7 @@ use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use stepalloc_graph::{Attribute, Declared, Dim, Error, Graph, Header, Model, Node, Value, ValueId};
-use stepalloc_tensor::Tensor;
+use stepalloc_tensor::{OpError, Tensor};
 
 /// The first version of the format in which initializers need not be inputs.
 const FREE_INITIALIZERS: i64 = 4;
@@ -241,10 +241,10 @@ impl Writer {
             return Err(Error::Node {
                 node: node.name.clone(),
                 op: node.op_type.clone(),
-                what: format!(
+                source: OpError::unsupported(format!(
                     "it is of version {} of {domain}, and {first} of {version}: a file without functions has one version of a domain",
                     node.opset
-                ),
+                )),
             });
         }
         let name = |id: &Option<ValueId>| id.map_or_else(String::new, |id| scope.names[id].clone());

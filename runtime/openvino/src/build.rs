@@ -5,7 +5,7 @@ use std::sync::Arc;
 use stepalloc_graph::{
     Attribute, Attributes, Definition, Graph, Known, Node, Operator, Registry, Value, ValueId, run_one,
 };
-use stepalloc_tensor::{Bool, DataType, Element, Number, Tensor, Type, View, by_number};
+use stepalloc_tensor::{Bool, DataType, Element, Number, OpError, Tensor, Type, View, by_number};
 
 /// The version of ONNX's operators that layers are put into.
 pub(super) const OPSET: i64 = 24;
@@ -107,7 +107,7 @@ impl Builder {
         captures: Vec<ValueId>,
         with: With,
         wanted: &[bool],
-    ) -> Result<Vec<Option<ValueId>>, String> {
+    ) -> Result<Vec<Option<ValueId>>, OpError> {
         let attributes = with.0;
         let (domain, op) = op.rsplit_once('.').unwrap_or(("", op));
         let definition = Definition {
@@ -119,8 +119,10 @@ impl Builder {
             inputs: &inputs.iter().map(Option::is_some).collect::<Vec<_>>(),
             outputs: wanted,
         };
-        let operator =
-            self.registry.make(&definition).ok_or_else(|| format!("there is no operator {op}"))??;
+        let operator = self
+            .registry
+            .make(&definition)
+            .ok_or_else(|| OpError::unsupported(format!("there is no operator {op}")))??;
         let own = |at: usize| if at == 0 { format!("{name}/{op}") } else { format!("{name}/{op}.{at}") };
         let has_graph = attributes.0.values().any(|value| matches!(value, Attribute::Graph(_)));
         if !has_graph && let Some(made) = self.folded(&*operator, inputs, wanted.len()) {
@@ -181,7 +183,7 @@ impl Builder {
 }
 
 /// One element of a type.
-pub(super) fn scalar(dtype: DataType, value: f64) -> Result<Tensor, String> {
+pub(super) fn scalar(dtype: DataType, value: f64) -> Result<Tensor, OpError> {
     fn of<T: Element>(value: T) -> Option<Tensor> {
         Tensor::from_elements([], &[value])
     }
@@ -189,7 +191,7 @@ pub(super) fn scalar(dtype: DataType, value: f64) -> Result<Tensor, String> {
         DataType::Bool => of(Bool::from(value != 0.0)),
         _ => by_number!(dtype, T => of(T::from_f64(value)), None),
     };
-    made.ok_or_else(|| format!("there are no numbers of type {dtype}"))
+    made.ok_or_else(|| OpError::element_type(format!("there are no numbers of type {dtype}")))
 }
 
 /// The elements of a tensor of numbers.

@@ -8,6 +8,7 @@ use super::xml::{Net, children, number};
 use roxmltree::Node;
 use std::collections::HashMap;
 use stepalloc_graph::{Error, Graph, ValueId};
+use stepalloc_tensor::OpError;
 
 /// Whether an operation has graphs of its own, and is known here.
 pub(super) fn is_known(kind: &str) -> bool {
@@ -24,7 +25,7 @@ pub(super) fn convert(
     if layer.kind != "If" {
         return iterate::convert(call, reader, depth);
     }
-    let wrong = |what: String| wrong(layer, what);
+    let wrong = |error| wrong(layer, error);
     let condition = call.input(0).map_err(wrong)?;
     // Captures are in the order of the attributes' names.
     let (otherwise, mut captures) = branch(call, reader, depth, "else")?;
@@ -43,19 +44,22 @@ fn branch(
     name: &str,
 ) -> Result<(Graph, Vec<ValueId>), Error> {
     let layer = call.layer;
-    let wrong = |what: String| wrong(layer, what);
+    let wrong = |error| wrong(layer, error);
     let part = |part: &str| {
         let name = format!("{name}_{part}");
-        layer.child(&name).ok_or_else(|| wrong(format!("it has no {name}")))
+        layer.child(&name).ok_or_else(|| wrong(OpError::attribute(format!("it has no {name}"))))
     };
     let (map, net) = (part("port_map")?, Net::parse(part("body")?).map_err(wrong)?);
     let ends = |end: Node<'_, '_>| {
-        Ok::<_, String>((number(end, "internal_layer_id")?, number(end, "external_port_id")?))
+        Ok::<_, OpError>((number(end, "internal_layer_id")?, number(end, "external_port_id")?))
     };
     let (ports, mut given) = (call.by_port(), HashMap::new());
     for input in children(map, "input") {
         let (inner, port) = ends(input).map_err(wrong)?;
-        given.insert(inner, *ports.get(&port).ok_or_else(|| wrong(format!("it has no input {port}")))?);
+        given.insert(
+            inner,
+            *ports.get(&port).ok_or_else(|| wrong(OpError::arity(format!("it has no input {port}"))))?,
+        );
     }
     let constants = given.iter().filter_map(|(&inner, &id)| Some((inner, call.builder.known(id)?.clone())));
     let mut body = reader.body(&net, &constants.collect(), depth + 1)?;
@@ -66,9 +70,9 @@ fn branch(
             continue;
         }
         let outer = given.get(&inner);
-        captures.push(
-            *outer.ok_or_else(|| wrong(format!("nothing is given to layer {inner} of its {name} body")))?,
-        );
+        captures.push(*outer.ok_or_else(|| {
+            wrong(OpError::arity(format!("nothing is given to layer {inner} of its {name} body")))
+        })?);
         body.builder.graph.captured.push(id);
     }
     let (made, mut results) = (body.results(), HashMap::new());
@@ -79,7 +83,9 @@ fn branch(
     for port in &layer.outputs {
         let inner = results.get(&port.id);
         let id = inner.and_then(|inner| made.get(inner)).copied();
-        let id = id.ok_or_else(|| wrong(format!("its {name} body makes nothing for output {}", port.id)))?;
+        let id = id.ok_or_else(|| {
+            wrong(OpError::arity(format!("its {name} body makes nothing for output {}", port.id)))
+        })?;
         body.builder.graph.outputs.push(id);
     }
     Ok((body.builder.graph, captures))

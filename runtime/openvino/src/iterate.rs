@@ -11,7 +11,7 @@ use roxmltree::Node;
 use std::collections::HashMap;
 use std::sync::Arc;
 use stepalloc_graph::{Error, ValueId};
-use stepalloc_tensor::{DataType, Tensor};
+use stepalloc_tensor::{DataType, OpError, Tensor};
 
 /// An entry of the layer's port map.
 struct Entry {
@@ -26,11 +26,11 @@ struct Entry {
 }
 
 impl Entry {
-    fn parse(entry: Node<'_, '_>) -> Result<Self, String> {
+    fn parse(entry: Node<'_, '_>) -> Result<Self, OpError> {
         let text = |name: &str| entry.attribute(name).unwrap_or_default();
         let value = |name: &str, usual: i64| match text(name) {
             "" => Ok(usual),
-            text => text.parse::<i64>().map_err(|_| format!("its {name} is {text:?}")),
+            text => text.parse::<i64>().map_err(|_| OpError::attribute(format!("its {name} is {text:?}"))),
         };
         let axis = match entry.attribute("axis") {
             None => None,
@@ -40,7 +40,11 @@ impl Entry {
                 match (stride, ends) {
                     (1, (0, -1, 1)) => Some((value("axis", 0)?, false)),
                     (-1, (-1, 0, 1)) => Some((value("axis", 0)?, true)),
-                    _ => return Err("its parts are not of one element each, from end to end".into()),
+                    _ => {
+                        return Err(OpError::unsupported(
+                            "its parts are not of one element each, from end to end",
+                        ));
+                    }
                 }
             }
         };
@@ -60,8 +64,9 @@ pub(super) fn convert(
     depth: usize,
 ) -> Result<Vec<Option<ValueId>>, Error> {
     let layer = call.layer;
-    let wrong = |what: String| wrong(layer, what);
-    let part = |name: &str| layer.child(name).ok_or_else(|| wrong(format!("it has no {name}")));
+    let wrong = |error| wrong(layer, error);
+    let part =
+        |name: &str| layer.child(name).ok_or_else(|| wrong(OpError::attribute(format!("it has no {name}"))));
     let (map, net) = (part("port_map")?, Net::parse(part("body")?).map_err(wrong)?);
     let entries = |name| children(map, name).map(Entry::parse).collect::<Result<Vec<_>, _>>().map_err(wrong);
     let (inputs, outputs) = (entries("input")?, entries("output")?);
@@ -100,11 +105,14 @@ struct Turning<'t, 'c, 'n, 'x> {
 }
 
 impl Turning<'_, '_, '_, '_> {
-    fn result(&self, layer: u64) -> Result<ValueId, String> {
-        self.results.get(&layer).copied().ok_or_else(|| format!("its body has no result {layer}"))
+    fn result(&self, layer: u64) -> Result<ValueId, OpError> {
+        self.results
+            .get(&layer)
+            .copied()
+            .ok_or_else(|| OpError::arity(format!("its body has no result {layer}")))
     }
 
-    fn convert(&mut self, outputs: &[Entry]) -> Result<Vec<Option<ValueId>>, String> {
+    fn convert(&mut self, outputs: &[Entry]) -> Result<Vec<Option<ValueId>>, OpError> {
         let parameters = self.body.parameters.clone();
         let (turn, condition) = (self.body.builder.define("turn"), self.body.builder.define("go on"));
         self.body.builder.graph.inputs = vec![turn, condition];
@@ -118,13 +126,13 @@ impl Turning<'_, '_, '_, '_> {
             }
             let at = *places
                 .get(&layer)
-                .ok_or_else(|| format!("nothing is given to layer {layer} of its body"))?;
+                .ok_or_else(|| OpError::arity(format!("nothing is given to layer {layer} of its body")))?;
             if self.inputs[at].purpose == "current_iteration" {
                 self.count(turn, id)?;
                 continue;
             }
-            let outer =
-                self.given[at].ok_or_else(|| format!("nothing is given to layer {layer} of its body"))?;
+            let outer = self.given[at]
+                .ok_or_else(|| OpError::arity(format!("nothing is given to layer {layer} of its body")))?;
             match (self.back.get(&layer), self.inputs[at].axis) {
                 (Some(&result), None) => {
                     self.body.builder.graph.inputs.push(id);
@@ -142,7 +150,9 @@ impl Turning<'_, '_, '_, '_> {
                     captures.push(outer);
                 }
                 (Some(_), Some(_)) => {
-                    return Err(format!("layer {layer} of its body is carried on and a part"));
+                    return Err(OpError::arity(format!(
+                        "layer {layer} of its body is carried on and a part"
+                    )));
                 }
             }
         }
@@ -173,21 +183,23 @@ impl Turning<'_, '_, '_, '_> {
         let ends: HashMap<_, _> = outputs.iter().filter_map(|entry| Some((entry.outer?, entry))).collect();
         let mut results = Vec::new();
         for port in &self.call.layer.outputs {
-            let entry =
-                ends.get(&port.id).ok_or_else(|| format!("its body makes nothing for output {}", port.id))?;
+            let entry = ends
+                .get(&port.id)
+                .ok_or_else(|| OpError::arity(format!("its body makes nothing for output {}", port.id)))?;
             results.push(match stacked.iter().position(|&(outer, ..)| outer == Some(port.id)) {
                 Some(at) => {
                     let (_, axis, backwards) = stacked[at];
-                    let whole = made[carried.len() + at].ok_or("it makes nothing")?;
+                    let whole =
+                        made[carried.len() + at].ok_or_else(|| OpError::internal("it makes nothing"))?;
                     Some(self.joined(whole, axis, backwards, port.dims.len())?)
                 }
                 None => {
                     let at = carried.iter().position(|&result| result == entry.inner);
                     made[at.ok_or_else(|| {
-                        format!(
+                        OpError::unsupported(format!(
                             "its output {} is of the last turn and not carried on, which is not known here",
                             port.id
-                        )
+                        ))
                     })?]
                 }
             });
@@ -196,7 +208,7 @@ impl Turning<'_, '_, '_, '_> {
     }
 
     /// The number of the turn, as the graph takes it.
-    fn count(&mut self, turn: ValueId, id: ValueId) -> Result<(), String> {
+    fn count(&mut self, turn: ValueId, id: ValueId) -> Result<(), OpError> {
         let declared = self.body.builder.graph.values[id].declared.clone();
         let dtype = declared.as_ref().map_or(DataType::I64, |declared| declared.dtype);
         let one = declared.and_then(|declared| declared.dims).is_some_and(|dims| dims.len() == 1);
@@ -213,7 +225,7 @@ impl Turning<'_, '_, '_, '_> {
         id: ValueId,
         axis: i64,
         backwards: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), OpError> {
         let one = self.body.list(&[1])?;
         let mut at = self.body.op("Reshape", &[Some(turn), Some(one)], With::default())?;
         if backwards {
@@ -224,19 +236,21 @@ impl Turning<'_, '_, '_, '_> {
     }
 
     /// How many turns there are at most, and whether there is a first.
-    fn times(&mut self) -> Result<(Option<ValueId>, Option<ValueId>), String> {
+    fn times(&mut self) -> Result<(Option<ValueId>, Option<ValueId>), OpError> {
         if self.call.layer.kind == "Loop" {
             let (times, first) = (self.call.input(0)?, self.call.input(1)?);
             let times = self.call.cast(times, DataType::I64)?;
             // Below 0 there is no limit.
-            let most = Tensor::from_elements([], &[i64::MAX]).ok_or("a number is too long")?;
+            let most = Tensor::from_elements([], &[i64::MAX])
+                .ok_or_else(|| OpError::internal("a number is too long"))?;
             let most = self.constant(most);
             let none = self.constant(scalar(DataType::I64, 0.0)?);
             let open = self.call.op("Less", &[times, none])?;
             return Ok((Some(self.call.op("Where", &[open, most, times])?), Some(first)));
         }
         let parts = self.inputs.iter().zip(&self.given).find_map(|(entry, id)| Some((entry.axis?.0, (*id)?)));
-        let (axis, whole) = parts.ok_or("it has no input that is taken part by part")?;
+        let (axis, whole) =
+            parts.ok_or_else(|| OpError::arity("it has no input that is taken part by part"))?;
         let shape = self.call.op("Shape", &[whole])?;
         let axis = self.constant(scalar(DataType::I64, axis as f64)?);
         Ok((Some(self.call.op("Gather", &[shape, axis])?), None))
@@ -247,7 +261,7 @@ impl Turning<'_, '_, '_, '_> {
     }
 
     /// What the graph says of another turn.
-    fn goes_on(&mut self, outputs: &[Entry]) -> Result<ValueId, String> {
+    fn goes_on(&mut self, outputs: &[Entry]) -> Result<ValueId, OpError> {
         match outputs.iter().find(|entry| entry.purpose == "execution_condition") {
             Some(entry) => self.result(entry.inner),
             None => {
@@ -258,7 +272,13 @@ impl Turning<'_, '_, '_, '_> {
     }
 
     /// What comes out turn by turn, with the turns along the right axis.
-    fn joined(&mut self, whole: ValueId, axis: i64, backwards: bool, rank: usize) -> Result<ValueId, String> {
+    fn joined(
+        &mut self,
+        whole: ValueId,
+        axis: i64,
+        backwards: bool,
+        rank: usize,
+    ) -> Result<ValueId, OpError> {
         let mut whole = whole;
         if axis != 0 {
             let axis = stepalloc_tensor::axis(axis, rank)?;

@@ -13,7 +13,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use stepalloc_graph::{Declared, Dim, Error, Graph, Header, Model, Registry, UnknownOperators, ValueId};
-use stepalloc_tensor::{Tensor, mapped};
+use stepalloc_tensor::{OpError, Tensor, mapped};
 
 /// Graphs may lie within others so deep.
 const DEPTH: usize = 32;
@@ -86,7 +86,7 @@ fn graph(root: Node<'_, '_>, weights: &Bytes, registry: &Registry) -> Result<Gra
     if !matches!(version, "10" | "11") {
         return Err(wrong(format!("its version is {version:?}; 10 and 11 are known")));
     }
-    let net = Net::parse(root).map_err(wrong)?;
+    let net = Net::parse(root).map_err(|error| wrong(error.to_string()))?;
     let reader = Reader { weights, registry, unknown: RefCell::default() };
     let made = reader.body(&net, &HashMap::new(), 0);
     let unknown = reader.unknown.into_inner();
@@ -137,10 +137,11 @@ impl Reader<'_> {
         let mut results = Vec::new();
         for index in wiring.order(net)? {
             let layer = &net.layers[index];
-            let wrong = |what: String| wrong(layer, what);
+            let wrong = |error| wrong(layer, error);
             let mut inputs = Vec::with_capacity(layer.inputs.len());
             for &(from, port) in &wiring.sources[index] {
-                let missing = || wrong(format!("layer {} makes no such output", net.layers[from].id));
+                let missing =
+                    || wrong(OpError::arity(format!("layer {} makes no such output", net.layers[from].id)));
                 let id = *made.get(&(from, port)).ok_or_else(missing)?;
                 inputs.push(Operand { id, port: &net.layers[from].outputs[port] });
             }
@@ -159,7 +160,7 @@ impl Reader<'_> {
                     vec![Some(body.builder.constant(layer.name, Arc::new(tensor)))]
                 }
                 "Result" => {
-                    let input = inputs.first().ok_or_else(|| wrong("it has no input".into()))?;
+                    let input = inputs.first().ok_or_else(|| wrong(OpError::MissingInput(0)))?;
                     results.push((index, layer.id, input.id));
                     continue;
                 }
@@ -205,7 +206,7 @@ impl Reader<'_> {
     fn add_unknown(&self, layer: &Layer<'_>) -> Result<(), Error> {
         let Some(Ok(opset)) = layer.version.strip_prefix("opset").map(str::parse) else {
             let what = format!("no such operation is known in the set {:?}", layer.version);
-            return Err(wrong(layer, what));
+            return Err(wrong(layer, OpError::unsupported(what)));
         };
         let node = format!("{} (layer {})", layer.name, layer.id);
         self.unknown.borrow_mut().add(("openvino", layer.kind, opset), &node);
@@ -215,32 +216,39 @@ impl Reader<'_> {
 
 impl Body {
     /// A value that the layer at hand made: where it lets an older one through, one that is the same.
-    fn own(&mut self, layer: &Layer<'_>, id: ValueId, before: usize) -> Result<ValueId, String> {
+    fn own(&mut self, layer: &Layer<'_>, id: ValueId, before: usize) -> Result<ValueId, OpError> {
         if id >= before { Ok(id) } else { self.same(layer.name, id) }
     }
 
-    fn same(&mut self, name: &str, id: ValueId) -> Result<ValueId, String> {
+    fn same(&mut self, name: &str, id: ValueId) -> Result<ValueId, OpError> {
         if let Some(tensor) = self.builder.known(id) {
             let tensor = Arc::clone(tensor);
             return Ok(self.builder.constant(name, tensor));
         }
         let made = self.builder.node(name, "Identity", &[Some(id)], Vec::new(), With::default(), &[true])?;
-        made[0].ok_or_else(|| "it makes nothing".into())
+        made[0].ok_or_else(|| OpError::internal("it makes nothing"))
     }
 
     /// A list of integers that is always the same.
-    pub(super) fn list(&mut self, values: &[i64]) -> Result<ValueId, String> {
+    pub(super) fn list(&mut self, values: &[i64]) -> Result<ValueId, OpError> {
         let tensor = match values {
             [] => Tensor::from_elements::<i64>([0], &[]),
             values => Tensor::from_elements([values.len()], values),
         };
-        Ok(self.builder.constant("list", Arc::new(tensor.ok_or("a list is too long")?)))
+        Ok(self
+            .builder
+            .constant("list", Arc::new(tensor.ok_or_else(|| OpError::internal("a list is too long"))?)))
     }
 
     /// One more node.
-    pub(super) fn op(&mut self, op: &str, inputs: &[Option<ValueId>], with: With) -> Result<ValueId, String> {
+    pub(super) fn op(
+        &mut self,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        with: With,
+    ) -> Result<ValueId, OpError> {
         let made = self.builder.node("body", op, inputs, Vec::new(), with, &[true])?;
-        made[0].ok_or_else(|| "it makes nothing".into())
+        made[0].ok_or_else(|| OpError::internal("it makes nothing"))
     }
 
     /// One more node, which makes a value that is there and was made by none.
@@ -250,9 +258,10 @@ impl Body {
         inputs: &[Option<ValueId>],
         with: With,
         id: ValueId,
-    ) -> Result<(), String> {
+    ) -> Result<(), OpError> {
         self.op(op, inputs, with)?;
-        let node = self.builder.graph.nodes.last_mut().ok_or("it makes nothing")?;
+        let node =
+            self.builder.graph.nodes.last_mut().ok_or_else(|| OpError::internal("it makes nothing"))?;
         node.outputs = vec![Some(id)];
         Ok(())
     }
@@ -263,7 +272,7 @@ impl Body {
     }
 
     /// Makes each result a value of its own, which some node makes: graphs within layers end so.
-    pub(super) fn part_results(&mut self) -> Result<(), String> {
+    pub(super) fn part_results(&mut self) -> Result<(), OpError> {
         for at in 0..self.results.len() {
             let id = self.results[at].1;
             self.results[at].1 = self.same("result", id)?;
@@ -281,7 +290,7 @@ impl Body {
             let names: Vec<_> = layer.attribute("output_names").unwrap_or_default().split(',').collect();
             if !seen.insert(id) || self.builder.known(id).is_some() {
                 let declared = self.builder.graph.values[id].declared.clone();
-                id = self.same(layer.name, id).map_err(|what| wrong(layer, what))?;
+                id = self.same(layer.name, id).map_err(|error| wrong(layer, error))?;
                 self.builder.graph.values[id].declared = declared;
                 seen.insert(id);
                 self.results[at].1 = id;
@@ -297,9 +306,9 @@ impl Body {
 }
 
 /// An error of a layer.
-pub(super) fn wrong(layer: &Layer<'_>, what: String) -> Error {
+pub(super) fn wrong(layer: &Layer<'_>, source: OpError) -> Error {
     let op = format!("{} {}", layer.kind, layer.version);
-    Error::Node { node: format!("{} (layer {})", layer.name, layer.id), op, what }
+    Error::Node { node: format!("{} (layer {})", layer.name, layer.id), op, source }
 }
 
 /// What the model says of a value.
@@ -336,7 +345,10 @@ impl Wiring {
         for (index, layer) in net.layers.iter().enumerate() {
             for (number, port) in layer.outputs.iter().enumerate() {
                 if outputs.insert((layer.id, port.id), (index, number)).is_some() {
-                    return Err(wrong(layer, format!("two of its outputs have the id {}", port.id)));
+                    return Err(wrong(
+                        layer,
+                        OpError::arity(format!("two of its outputs have the id {}", port.id)),
+                    ));
                 }
             }
         }
@@ -361,7 +373,9 @@ impl Wiring {
         for layer in &net.layers {
             let source = |port: &Port| {
                 let found = from.get(&(layer.id, port.id)).copied();
-                found.ok_or_else(|| wrong(layer, format!("no edge leads to its input {}", port.id)))
+                found.ok_or_else(|| {
+                    wrong(layer, OpError::arity(format!("no edge leads to its input {}", port.id)))
+                })
             };
             sources.push(layer.inputs.iter().map(source).collect::<Result<_, _>>()?);
         }
@@ -388,7 +402,7 @@ impl Wiring {
             }
         }
         match (0..count).find(|&index| waiting[index] > 0) {
-            Some(stuck) => Err(wrong(&net.layers[stuck], "it needs what it makes: a cycle".into())),
+            Some(stuck) => Err(wrong(&net.layers[stuck], OpError::arity("it needs what it makes: a cycle"))),
             None => Ok(order),
         }
     }

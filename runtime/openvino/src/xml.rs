@@ -1,7 +1,7 @@
 //! The text of an IR: layers with ports, and edges between them. Nothing is believed of it yet but its form.
 
 use roxmltree::Node;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 
 /// Layers and edges of a model, or of a graph within one of its layers.
 pub(super) struct Net<'x> {
@@ -42,30 +42,36 @@ pub(super) struct Port {
 
 impl<'x> Net<'x> {
     /// Of an element that has `layers` and `edges`.
-    pub(super) fn parse(element: Node<'x, 'x>) -> Result<Self, String> {
-        let layers = child(element, "layers").ok_or("there are no layers")?;
+    pub(super) fn parse(element: Node<'x, 'x>) -> Result<Self, OpError> {
+        let layers = child(element, "layers").ok_or_else(|| OpError::arity("there are no layers"))?;
         let layers = children(layers, "layer").map(Layer::parse).collect::<Result<Vec<_>, _>>()?;
         let edges = child(element, "edges").into_iter().flat_map(|edges| children(edges, "edge"));
         let edge = |edge: Node<'_, '_>| {
-            let end = |layer, port| Ok::<_, String>((number(edge, layer)?, number(edge, port)?));
-            Ok::<_, String>(Edge { from: end("from-layer", "from-port")?, to: end("to-layer", "to-port")? })
+            let end = |layer, port| Ok::<_, OpError>((number(edge, layer)?, number(edge, port)?));
+            Ok::<_, OpError>(Edge { from: end("from-layer", "from-port")?, to: end("to-layer", "to-port")? })
         };
         Ok(Self { layers, edges: edges.map(edge).collect::<Result<_, _>>()? })
     }
 }
 
 impl<'x> Layer<'x> {
-    fn parse(element: Node<'x, 'x>) -> Result<Self, String> {
+    fn parse(element: Node<'x, 'x>) -> Result<Self, OpError> {
         let id = number(element, "id")?;
         let text = |name| element.attribute(name).unwrap_or_default();
-        let ports = |name| -> Result<Vec<Port>, String> {
+        let ports = |name| -> Result<Vec<Port>, OpError> {
             let ports = child(element, name).into_iter().flat_map(|ports| children(ports, "port"));
-            ports.map(|port| Port::parse(port).map_err(|what| format!("layer {id}: {what}"))).collect()
+            ports
+                .map(|port| {
+                    Port::parse(port).map_err(|error| OpError::attribute(format!("layer {id}: {error}")))
+                })
+                .collect()
         };
         Ok(Self {
             id,
             name: text("name"),
-            kind: element.attribute("type").ok_or_else(|| format!("layer {id} has no type"))?,
+            kind: element
+                .attribute("type")
+                .ok_or_else(|| OpError::attribute(format!("layer {id} has no type")))?,
             version: text("version"),
             inputs: ports("input")?,
             outputs: ports("output")?,
@@ -90,11 +96,12 @@ impl<'x> Layer<'x> {
 }
 
 impl Port {
-    fn parse(element: Node<'_, '_>) -> Result<Self, String> {
+    fn parse(element: Node<'_, '_>) -> Result<Self, OpError> {
         let dim = |dim: Node<'_, '_>| {
             let text = dim.text().unwrap_or_default().trim();
-            let size = text.parse::<i64>().map_err(|_| format!("a dimension is {text:?}"))?;
-            Ok::<_, String>(usize::try_from(size).ok())
+            let size =
+                text.parse::<i64>().map_err(|_| OpError::attribute(format!("a dimension is {text:?}")))?;
+            Ok::<_, OpError>(usize::try_from(size).ok())
         };
         Ok(Self {
             id: number(element, "id")?,
@@ -116,10 +123,12 @@ pub(super) fn children<'x>(element: Node<'x, 'x>, name: &'static str) -> impl It
 }
 
 /// An attribute that is a number.
-pub(super) fn number(element: Node<'_, '_>, name: &str) -> Result<u64, String> {
+pub(super) fn number(element: Node<'_, '_>, name: &str) -> Result<u64, OpError> {
     let kind = element.tag_name().name();
-    let text = element.attribute(name).ok_or_else(|| format!("an element {kind} has no {name}"))?;
-    text.trim().parse().map_err(|_| format!("an element {kind} has {name} {text:?}"))
+    let text = element
+        .attribute(name)
+        .ok_or_else(|| OpError::attribute(format!("an element {kind} has no {name}")))?;
+    text.trim().parse().map_err(|_| OpError::attribute(format!("an element {kind} has {name} {text:?}")))
 }
 
 /// Names with commas between them; one within a name has a backslash before it.

@@ -9,7 +9,7 @@ use stepalloc_kernels::{
     blocks::{BLOCK, Source, Wide, put},
     no,
 };
-use stepalloc_tensor::{Type, View};
+use stepalloc_tensor::{OpError, Type, View};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -17,12 +17,16 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
     Some(Ok(match node.op {
         "BatchNormalization" => {
             if node.opset < 9 && attributes.int("spatial", 1) == 0 {
-                return Some(Err("figures of each activation (spatial = 0) are not known to it".into()));
+                return Some(Err(OpError::unsupported(
+                    "figures of each activation (spatial = 0) are not known to it",
+                )));
             }
             let others = node.outputs.iter().skip(1).any(|&wanted| wanted);
             let training = if node.opset < 14 { others } else { attributes.int("training_mode", 0) != 0 };
             if others && !training {
-                return Some(Err("it has figures of a batch as outputs, and training_mode is 0".into()));
+                return Some(Err(OpError::arity(
+                    "it has figures of a batch as outputs, and training_mode is 0",
+                )));
             }
             Box::new(BatchNormalization {
                 epsilon: attributes.float("epsilon", 1e-5),
@@ -41,7 +45,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
                 beta: attributes.float("beta", 0.75).into(),
                 bias: attributes.float("bias", 1.0).into(),
             }),
-            _ => return Some(Err("its size is not a number of channels".into())),
+            _ => return Some(Err(OpError::attribute("its size is not a number of channels"))),
         },
         _ => return None,
     }))
@@ -72,7 +76,10 @@ impl Operator for BatchNormalization {
         for at in OF_CHANNELS {
             let ty = inputs.ty(at)?;
             if ty.shape != [count] {
-                return Err(format!("input {at} is {ty}, not a number for each of {count} channels").into());
+                return Err(OpError::shape(format!(
+                    "input {at} is {ty}, not a number for each of {count} channels"
+                ))
+                .into());
             }
         }
         let mut types = smallvec![input.clone()];
@@ -91,9 +98,9 @@ impl Operator for BatchNormalization {
         figures + slabs::scratch(inputs, output.dtype, size, &OF_CHANNELS, false)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let shape = call.outputs.first().and_then(|output| Some(output.as_ref()?.shape));
-        let (count, size) = channels(shape.ok_or("output 0 is wanted by nobody")?);
+        let (count, size) = channels(shape.ok_or_else(|| OpError::arity("output 0 is wanted by nobody"))?);
         let mut plane = Plane { channels: count, epsilon: self.epsilon.into(), figures: None };
         if self.training {
             let scratch = call.scratch();
@@ -116,7 +123,7 @@ impl Operator for BatchNormalization {
 
 impl BatchNormalization {
     /// Writes running mean and variance to outputs 1 and 2, and those of the batch to 3 and 4.
-    fn say(&self, call: &mut Call<'_, '_>, figures: &[[f64; 2]]) -> Result<(), String> {
+    fn say(&self, call: &mut Call<'_, '_>, figures: &[[f64; 2]]) -> Result<(), OpError> {
         for which in 0..2 {
             let old = call.input(3 + which)?;
             for (at, kept) in [(1 + which, self.momentum), (3 + which, 0.0)] {
@@ -203,7 +210,7 @@ struct MeanVariance {
 }
 
 impl MeanVariance {
-    fn groups(&self, shape: &[usize]) -> Result<Groups, String> {
+    fn groups(&self, shape: &[usize]) -> Result<Groups, OpError> {
         let mut reduced: SmallVec<[bool; 8]> = smallvec::smallvec![false; shape.len()];
         for &at in &self.axes {
             reduced[axis(at, shape.len())?] = true;
@@ -219,7 +226,7 @@ impl Operator for MeanVariance {
         Ok(smallvec![input.clone()])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
         let groups = self.groups(input.shape)?;
         if input.is_empty() {
@@ -302,12 +309,12 @@ impl Operator for Lrn {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if input.rank() < 2 {
-            return Err(format!("{input} has no channels").into());
+            return Err(OpError::shape(format!("{input} has no channels")).into());
         }
         Ok(smallvec![typed(input.dtype, input.shape.clone())?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
         if !input.dtype.is_float() {
             return Err(no(input.dtype));

@@ -7,7 +7,7 @@ use rten_vecmath::ApproxGelu;
 use smallvec::smallvec;
 use stepalloc_kernels::scales::load;
 use stepalloc_kernels::{no, vector::Gelu};
-use stepalloc_tensor::{DataType, View};
+use stepalloc_tensor::{DataType, OpError, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     Some(Ok(Box::new(BiasGelu { by_tangent: node.op == "FastGelu" })))
@@ -24,7 +24,7 @@ impl Operator for BiasGelu {
             return Err(no(x.dtype).into());
         }
         if bias.dtype != x.dtype || bias.rank() != 1 || x.shape.last() != bias.shape.last() {
-            return Err(format!("a bias {bias} is no row of {x}").into());
+            return Err(OpError::shape(format!("a bias {bias} is no row of {x}")).into());
         }
         Ok(smallvec![x.clone()])
     }
@@ -33,7 +33,7 @@ impl Operator for BiasGelu {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (dtype, bias) = (call.dtype(0)?, call.input(1)?);
         blocks_at(call, dtype, DataType::F32, &|begin, block| {
             let block: &mut [f32] = bytemuck::cast_slice_mut(block);

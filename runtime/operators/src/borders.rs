@@ -4,7 +4,7 @@ use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, ints,
 use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::no;
 use stepalloc_kernels::strided::{copy, strides, window};
-use stepalloc_tensor::{DataType, Number, by_float, by_width};
+use stepalloc_tensor::{DataType, Number, OpError, by_float, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -15,7 +15,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
                 "edge" => Mode::Edge,
                 "reflect" => Mode::Reflect,
                 "wrap" => Mode::Wrap,
-                mode => return Some(Err(format!("there is no mode {mode:?}"))),
+                mode => return Some(Err(OpError::attribute(format!("there is no mode {mode:?}")))),
             };
             let (pads, value) = (attributes.ints("pads"), attributes.float("value", 0.0));
             Some(Ok(Box::new(Pad { mode, pads, value })))
@@ -38,8 +38,9 @@ struct Laid {
 
 impl Laid {
     /// With so many elements more, or less, at either end.
-    fn new(dim: usize, before: i64, after: i64) -> Result<Self, String> {
-        let wrong = || format!("a dimension of {dim} cannot have {before} and {after} at its ends");
+    fn new(dim: usize, before: i64, after: i64) -> Result<Self, OpError> {
+        let wrong =
+            || OpError::value(format!("a dimension of {dim} cannot have {before} and {after} at its ends"));
         let whole = i64::try_from(dim).ok().and_then(|dim| dim.checked_add(before)?.checked_add(after));
         let whole = whole.and_then(|whole| usize::try_from(whole).ok()).ok_or_else(wrong)?;
         let cut = |pad: i64| usize::try_from(pad.min(0).unsigned_abs()).unwrap_or(usize::MAX);
@@ -101,17 +102,19 @@ struct Pad {
 }
 
 impl Pad {
-    fn laids(&self, shape: &[usize], pads: &[i64], axes: Option<&[i64]>) -> Result<Laids, String> {
+    fn laids(&self, shape: &[usize], pads: &[i64], axes: Option<&[i64]>) -> Result<Laids, OpError> {
         let count = axes.map_or(shape.len(), <[i64]>::len);
         if pads.len() != 2 * count {
-            return Err(format!("{} pads for {count} axes", pads.len()));
+            return Err(OpError::shape(format!("{} pads for {count} axes", pads.len())));
         }
         let mut laids = shape.iter().map(|&dim| Laid::new(dim, 0, 0)).collect::<Result<Laids, _>>()?;
         for n in 0..count {
             let at = axis(axes.map_or(n as i64, |axes| axes[n]), shape.len())?;
             let laid = Laid::new(shape[at], pads[n], pads[n + count])?;
             if self.mode != Mode::Constant && laid.length == 0 && laid.whole > 0 {
-                return Err(format!("axis {at} of {shape:?} has no elements to fill its borders with"));
+                return Err(OpError::shape(format!(
+                    "axis {at} of {shape:?} has no elements to fill its borders with"
+                )));
             }
             laids[at] = laid;
         }
@@ -119,13 +122,16 @@ impl Pad {
     }
 
     /// The bytes of an element that is put into borders.
-    fn value(&self, call: &Call<'_, '_>, dtype: DataType) -> Result<[u8; 8], String> {
+    fn value(&self, call: &Call<'_, '_>, dtype: DataType) -> Result<[u8; 8], OpError> {
         let mut value = [0; 8];
         let given = if self.pads.is_none() { call.opt(2) } else { None };
         if let Some(given) = given {
             if given.dtype != dtype || given.len() != 1 {
                 let shape = given.shape;
-                return Err(format!("{}{shape:?} is no value of {dtype}", given.dtype));
+                return Err(OpError::element_type(format!(
+                    "{}{shape:?} is no value of {dtype}",
+                    given.dtype
+                )));
             }
             value[..given.bytes.len()].copy_from_slice(given.bytes);
         } else if self.value != 0.0 {
@@ -165,13 +171,16 @@ impl Operator for Pad {
         Ok(smallvec![typed(input.dtype, &wholes(&laids)[..])?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
         let laids = match &self.pads {
             Some(pads) => self.laids(input.shape, pads, None)?,
             None => {
-                let pads = ints(&call.input(1)?).ok_or("its pads are no integers")?;
-                let axes = call.opt(3).map(|axes| ints(&axes).ok_or("its axes are no integers"));
+                let pads =
+                    ints(&call.input(1)?).ok_or_else(|| OpError::element_type("its pads are no integers"))?;
+                let axes = call
+                    .opt(3)
+                    .map(|axes| ints(&axes).ok_or_else(|| OpError::element_type("its axes are no integers")));
                 self.laids(input.shape, &pads, axes.transpose()?.as_deref())?
             }
         };
@@ -196,15 +205,15 @@ struct CenterCropPad {
 }
 
 impl CenterCropPad {
-    fn laids(&self, shape: &[usize], wanted: &[i64]) -> Result<Laids, String> {
+    fn laids(&self, shape: &[usize], wanted: &[i64]) -> Result<Laids, OpError> {
         let count = self.axes.as_ref().map_or(shape.len(), Vec::len);
         if wanted.len() != count {
-            return Err(format!("{} sizes for {count} axes", wanted.len()));
+            return Err(OpError::shape(format!("{} sizes for {count} axes", wanted.len())));
         }
         let mut laids = shape.iter().map(|&dim| Laid::new(dim, 0, 0)).collect::<Result<Laids, _>>()?;
         for (n, &whole) in wanted.iter().enumerate() {
             let at = axis(self.axes.as_ref().map_or(n as i64, |axes| axes[n]), shape.len())?;
-            let (dim, wrong) = (shape[at], || format!("{whole} is no size"));
+            let (dim, wrong) = (shape[at], || OpError::value(format!("{whole} is no size")));
             let whole = usize::try_from(whole).map_err(|_| wrong())?;
             // Of an odd number, the larger half is at the end.
             laids[at] = Laid {
@@ -224,9 +233,12 @@ impl Operator for CenterCropPad {
         Ok(smallvec![typed(input.dtype, &wholes(&self.laids(&input.shape, &inputs.ints(1)?)?)[..])?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
-        let laids = self.laids(input.shape, &ints(&call.input(1)?).ok_or("its sizes are no integers")?)?;
+        let laids = self.laids(
+            input.shape,
+            &ints(&call.input(1)?).ok_or_else(|| OpError::element_type("its sizes are no integers"))?,
+        )?;
         output.bytes.fill(0);
         by_width!(input.dtype, T => lay(&laids, input.shape, input.raw::<T>(), output.raw::<T>()));
         Ok(())

@@ -6,7 +6,7 @@ use stepalloc_kernels::{
     broadcast::{PARALLEL, PART},
     minifloat::{Rounding, decode, encode, encode_power, is_minifloat, small_integer, small_value},
 };
-use stepalloc_tensor::{Bool, DataType, Element, Number, bf16, by_number, f16};
+use stepalloc_tensor::{Bool, DataType, Element, Number, OpError, bf16, by_number, f16};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -19,18 +19,22 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
 }
 
 /// The type that the node is told.
-fn target(node: &Definition<'_>) -> Result<DataType, String> {
-    let to = node.attributes.opt_int("to").ok_or("it is told no type")?;
+fn target(node: &Definition<'_>) -> Result<DataType, OpError> {
+    let to = node.attributes.opt_int("to").ok_or_else(|| OpError::attribute("it is told no type"))?;
     let known = i32::try_from(to).ok().and_then(DataType::from_onnx);
-    known.ok_or_else(|| format!("element type {to} is not known"))
+    known.ok_or_else(|| OpError::unsupported(format!("element type {to} is not known")))
 }
 
-fn cast(node: &Definition<'_>, to: Option<DataType>) -> Result<Box<dyn Operator>, String> {
+fn cast(node: &Definition<'_>, to: Option<DataType>) -> Result<Box<dyn Operator>, OpError> {
     let rounding = match node.attributes.text("round_mode", "up") {
         "up" => Rounding::Up,
         "down" => Rounding::Down,
         "nearest" => Rounding::Nearest,
-        other => return Err(format!("its round_mode is {other:?}, none of up, down and nearest")),
+        other => {
+            return Err(OpError::attribute(format!(
+                "its round_mode is {other:?}, none of up, down and nearest"
+            )));
+        }
     };
     Ok(Box::new(Cast { to, saturate: node.attributes.int("saturate", 1) != 0, rounding }))
 }
@@ -56,13 +60,13 @@ impl Operator for Cast {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let from = call.dtype(0)?;
         let out = call.output(0)?;
         let to = out.dtype;
         let input = match call.in_place() {
             Some(_) if from.bytes() != to.bytes() && !out.bytes.is_empty() => {
-                return Err(format!("elements of {to} cannot lie over those of {from}"));
+                return Err(OpError::internal(format!("elements of {to} cannot lie over those of {from}")));
             }
             Some(_) => None,
             None => Some(call.input(0)?.bytes),
@@ -218,7 +222,11 @@ impl Operator for BitCast {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if input.dtype.file_bits() != self.0.file_bits() {
-            return Err(format!("elements of {} are not as wide as those of {}", input.dtype, self.0).into());
+            return Err(OpError::element_type(format!(
+                "elements of {} are not as wide as those of {}",
+                input.dtype, self.0
+            ))
+            .into());
         }
         Ok(smallvec![typed(self.0, input.shape.clone())?])
     }
@@ -227,7 +235,7 @@ impl Operator for BitCast {
         Reuse::View
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let output = call.output(0)?;
         if call.in_place().is_none() {
             output.bytes.copy_from_slice(call.input(0)?.bytes);

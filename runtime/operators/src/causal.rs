@@ -3,13 +3,13 @@
 use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
 use smallvec::smallvec;
 use stepalloc_kernels::no;
-use stepalloc_tensor::{Number, by_float};
+use stepalloc_tensor::{Number, OpError, by_float};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     (node.op == "CausalConvWithState").then(|| match node.attributes.text("activation", "none") {
         "none" | "" => Ok(Box::new(CausalConv { silu: false }) as _),
         "silu" | "swish" => Ok(Box::new(CausalConv { silu: true }) as _),
-        other => Err(format!("its activation is {other:?}")),
+        other => Err(OpError::attribute(format!("its activation is {other:?}"))),
     })
 }
 
@@ -25,23 +25,26 @@ impl Operator for CausalConv {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, w) = (inputs.ty(0)?, inputs.ty(1)?);
         let (&[batch, channels, _], &[filters, 1, size]) = (&x.shape[..], &w.shape[..]) else {
-            return Err(format!("an input {x} and weights {w} are not of channels of one row").into());
+            return Err(OpError::shape(format!(
+                "an input {x} and weights {w} are not of channels of one row"
+            ))
+            .into());
         };
         let state = size.checked_sub(1).filter(|_| filters == channels);
-        let state = state.ok_or_else(|| format!("weights {w} do not fit an input {x}"))?;
+        let state = state.ok_or_else(|| OpError::shape(format!("weights {w} do not fit an input {x}")))?;
         let state = typed(x.dtype, [batch, channels, state])?;
         if inputs.opt(2).is_some_and(|bias| bias.shape != [channels])
             || inputs.opt(3).is_some_and(|past| past.shape != state.shape)
         {
-            return Err(format!("its bias or its state does not fit {x} and {w}").into());
+            return Err(OpError::shape(format!("its bias or its state does not fit {x} and {w}")).into());
         }
         if (1..4).filter_map(|at| inputs.opt(at)).any(|input| input.dtype != x.dtype) {
-            return Err("its inputs have elements of several types".into());
+            return Err(OpError::element_type("its inputs have elements of several types").into());
         }
         Ok(smallvec![x.clone(), state])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let dtype = call.dtype(0)?;
         let row: Row = by_float!(dtype, T => CausalConv::row::<T>, return Err(no(dtype)));
         self.convolve(call, row)
@@ -49,7 +52,7 @@ impl Operator for CausalConv {
 }
 
 impl CausalConv {
-    fn convolve(&self, call: &mut Call<'_, '_>, row_of: Row) -> Result<(), String> {
+    fn convolve(&self, call: &mut Call<'_, '_>, row_of: Row) -> Result<(), OpError> {
         let (x, w) = (call.input(0)?, call.input(1)?);
         let (channels, width) = (x.shape[1], x.dtype.bytes());
         // In bytes.

@@ -9,7 +9,7 @@ use super::{Call, Definition, Known, Made, Operator, Stacked, Types, Unclear, ax
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 use stepalloc_graph::{Declared, Dim, Graph, Subgraph, Tensors};
-use stepalloc_tensor::{Bool, DataType, Shape, Tensor, Type, View};
+use stepalloc_tensor::{Bool, DataType, OpError, Shape, Tensor, Type, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     Some(match node.op {
@@ -40,7 +40,7 @@ pub(super) struct Body {
 pub(super) fn bodies<const N: usize>(
     node: &Definition<'_>,
     names: [&str; N],
-) -> Result<[Option<Body>; N], String> {
+) -> Result<[Option<Body>; N], OpError> {
     debug_assert!(names.is_sorted(), "captures come in the order of the names");
     let mut begin = node.inputs.len();
     Ok(names.map(|name| {
@@ -61,9 +61,9 @@ pub(super) fn bodies<const N: usize>(
 }
 
 /// The graph of an attribute that must be there, the only one of its node.
-pub(super) fn body(node: &Definition<'_>) -> Result<Body, String> {
+pub(super) fn body(node: &Definition<'_>) -> Result<Body, OpError> {
     let [body] = bodies(node, ["body"])?;
-    body.ok_or_else(|| "it has no graph called body".into())
+    body.ok_or_else(|| OpError::attribute("it has no graph called body"))
 }
 
 fn is_pure(graph: &Graph) -> bool {
@@ -80,10 +80,12 @@ impl Body {
         &self,
         own: impl IntoIterator<Item = View<'a>>,
         all: &[Option<View<'a>>],
-    ) -> Result<Tensors, String> {
+    ) -> Result<Tensors, OpError> {
         let mut views: SmallVec<[_; FEW]> = own.into_iter().map(Some).collect();
-        views.extend_from_slice(all.get(self.captures.clone()).ok_or("it lacks what its graph takes")?);
-        self.graph.run(&views).map_err(|error| error.to_string())
+        views.extend_from_slice(
+            all.get(self.captures.clone()).ok_or_else(|| OpError::arity("it lacks what its graph takes"))?,
+        );
+        Ok(self.graph.run(&views)?)
     }
 
     /// Types of what comes out, as far as those of `own` inputs tell them; of a node whose inputs are `all`.
@@ -116,12 +118,15 @@ impl Body {
 }
 
 /// Copies what ran freely to the outputs of a call.
-pub(super) fn deliver(call: &mut Call<'_, '_>, made: &[Tensor]) -> Result<(), String> {
+pub(super) fn deliver(call: &mut Call<'_, '_>, made: &[Tensor]) -> Result<(), OpError> {
     for (index, tensor) in made.iter().enumerate() {
         let Some(output) = call.opt_output(index) else { continue };
         let (from, got) = (tensor.view(), tensor.ty());
         if output.dtype != from.dtype || output.shape != from.shape {
-            return Err(format!("output {index} is {got} instead of {}{:?}", output.dtype, output.shape));
+            return Err(OpError::shape(format!(
+                "output {index} is {got} instead of {}{:?}",
+                output.dtype, output.shape
+            )));
         }
         output.bytes.copy_from_slice(from.bytes);
     }
@@ -134,10 +139,12 @@ pub(super) fn certain(types: impl IntoIterator<Item = Option<Type>>) -> Result<T
 }
 
 /// One truth value.
-fn truth(view: &View<'_>) -> Result<bool, String> {
+fn truth(view: &View<'_>) -> Result<bool, OpError> {
     match (view.dtype, view.len()) {
         (DataType::Bool, 1) => Ok(view.elements::<Bool>()[0].get()),
-        _ => Err(format!("a condition is {}{:?}, not one truth value", view.dtype, view.shape)),
+        _ => {
+            Err(OpError::shape(format!("a condition is {}{:?}, not one truth value", view.dtype, view.shape)))
+        }
     }
 }
 
@@ -147,18 +154,22 @@ struct If {
 }
 
 impl If {
-    fn new(node: &Definition<'_>) -> Result<Self, String> {
+    fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let [Some(no), Some(yes)] = bodies(node, ["else_branch", "then_branch"])? else {
-            return Err("it has not both branches".into());
+            return Err(OpError::attribute("it has not both branches"));
         };
         if let Some(branch) = [&no, &yes].into_iter().find(|branch| branch.outputs < node.outputs.len()) {
-            return Err(format!("it has {} outputs, a branch {}", node.outputs.len(), branch.outputs));
+            return Err(OpError::arity(format!(
+                "it has {} outputs, a branch {}",
+                node.outputs.len(),
+                branch.outputs
+            )));
         }
         Ok(Self { branches: [no, yes] })
     }
 
-    fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Tensors, String> {
-        let condition = inputs.first().copied().flatten().ok_or("input 0 is missing")?;
+    fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Tensors, OpError> {
+        let condition = inputs.first().copied().flatten().ok_or(OpError::MissingInput(0))?;
         self.branches[usize::from(truth(&condition)?)].run([], inputs)
     }
 }
@@ -177,12 +188,12 @@ impl Operator for If {
         self.branches.iter().all(Body::is_pure)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let made = self.choose(call.inputs)?;
         deliver(call, &made)
     }
 
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, String>> {
+    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, OpError>> {
         Some(self.choose(inputs))
     }
 }
@@ -195,22 +206,23 @@ struct Loop {
 }
 
 impl Loop {
-    fn new(node: &Definition<'_>) -> Result<Self, String> {
+    fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let body = body(node)?;
-        let states = node.inputs.len().checked_sub(2).ok_or("it has fewer than two inputs")?;
+        let states =
+            node.inputs.len().checked_sub(2).ok_or_else(|| OpError::arity("it has fewer than two inputs"))?;
         if body.inputs != states + 2 || body.outputs < states + 1 || body.outputs - 1 < node.outputs.len() {
-            return Err(format!(
+            return Err(OpError::arity(format!(
                 "with {states} values to carry and {} outputs, its graph has {} inputs and {} outputs",
                 node.outputs.len(),
                 body.inputs,
                 body.outputs
-            ));
+            )));
         }
         Ok(Self { body, states })
     }
 
     /// Types of the graph's inputs.
-    fn types(&self, states: impl IntoIterator<Item = Type>) -> Result<Types, String> {
+    fn types(&self, states: impl IntoIterator<Item = Type>) -> Result<Types, OpError> {
         let mut types: Types = smallvec![
             typed(DataType::I64, self.body.shape_of_number(0))?,
             typed(DataType::Bool, self.body.shape_of_number(1))?,
@@ -219,19 +231,24 @@ impl Loop {
         Ok(types)
     }
 
-    fn repeat(&self, inputs: &[Option<View<'_>>]) -> Result<Tensors, String> {
+    fn repeat(&self, inputs: &[Option<View<'_>>]) -> Result<Tensors, OpError> {
         let given = |index: usize| inputs.get(index).copied().flatten();
         let most = match given(0) {
             None => i64::MAX,
             Some(count) => match super::ints(&count).as_deref() {
                 Some(&[count]) => count,
-                _ => return Err(format!("its trip count is {}{:?}", count.dtype, count.shape)),
+                _ => {
+                    return Err(OpError::shape(format!(
+                        "its trip count is {}{:?}",
+                        count.dtype, count.shape
+                    )));
+                }
             },
         };
         let mut goes_on = given(1).map_or(Ok(true), |condition| truth(&condition))?;
         let mut states = Tensors::new();
         for index in 0..self.states {
-            let state = given(index + 2).ok_or_else(|| format!("input {} is missing", index + 2))?;
+            let state = given(index + 2).ok_or(OpError::MissingInput(index + 2))?;
             states.push(copied(&state)?);
         }
         let scans = self.body.outputs - 1 - self.states;
@@ -245,7 +262,7 @@ impl Loop {
             let condition = View { dtype: DataType::Bool, shape: &shapes[1], bytes: &condition };
             let own = [number, condition].into_iter().chain(states.iter().map(Tensor::view));
             let mut made = self.body.run(own, inputs)?.into_iter();
-            goes_on = truth(&made.next().ok_or("its graph has no outputs")?.view())?;
+            goes_on = truth(&made.next().ok_or_else(|| OpError::arity("its graph has no outputs"))?.view())?;
             states.clear();
             states.extend(made.by_ref().take(self.states));
             for (stack, element) in stacks.iter_mut().zip(made) {
@@ -289,12 +306,12 @@ impl Operator for Loop {
         false
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let made = self.repeat(call.inputs)?;
         deliver(call, &made)
     }
 
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, String>> {
+    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, OpError>> {
         Some(self.repeat(inputs))
     }
 }
@@ -308,10 +325,10 @@ struct Stack {
 }
 
 impl Stack {
-    fn push(&mut self, element: &View<'_>) -> Result<(), String> {
+    fn push(&mut self, element: &View<'_>) -> Result<(), OpError> {
         let ty = Type { dtype: element.dtype, shape: element.shape.into() };
         if let Some(first) = self.ty.as_ref().filter(|first| **first != ty) {
-            return Err(format!("{ty} is to be stacked on {first}"));
+            return Err(OpError::operand(&ty, first.dtype, format!("{ty} is to be stacked on {first}")));
         }
         self.ty = Some(ty);
         self.count += 1;
@@ -319,8 +336,11 @@ impl Stack {
     }
 
     /// All of them, each of the type `empty` if there are none.
-    fn finish(self, empty: impl FnOnce() -> Option<Type>) -> Result<Tensor, String> {
-        let ty = self.ty.or_else(empty).ok_or("nothing tells the type of what was made not once")?;
+    fn finish(self, empty: impl FnOnce() -> Option<Type>) -> Result<Tensor, OpError> {
+        let ty = self
+            .ty
+            .or_else(empty)
+            .ok_or_else(|| OpError::unsupported("nothing tells the type of what was made not once"))?;
         let mut shape = ty.shape;
         shape.insert(0, self.count);
         self.stacked.finish(typed(ty.dtype, shape)?)
@@ -328,7 +348,7 @@ impl Stack {
 }
 
 /// Places of a list of axes, one for each of `count`; 0 where the list is left out.
-pub(super) fn axis_of(axes: Option<&[i64]>, index: usize, rank: usize) -> Result<usize, String> {
+pub(super) fn axis_of(axes: Option<&[i64]>, index: usize, rank: usize) -> Result<usize, OpError> {
     axis(axes.and_then(|axes| axes.get(index)).copied().unwrap_or(0), rank)
 }
 

@@ -12,7 +12,7 @@ use stepalloc_kernels::conv::window::Sliding;
 use stepalloc_kernels::conv::{Done, Sizes, Way, convolve, finish, plainly, scratch, unrolled};
 use stepalloc_kernels::gemm::prepacked::{Layout, Packed};
 use stepalloc_kernels::no;
-use stepalloc_tensor::{DataType, Type, by_float};
+use stepalloc_tensor::{DataType, OpError, Type, by_float};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -29,21 +29,24 @@ pub(super) struct Filters {
 }
 
 impl Filters {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let group = node.attributes.int("group", 1);
         let group = usize::try_from(group).ok().filter(|&group| group > 0);
-        let group = group.ok_or_else(|| format!("group is {}", node.attributes.int("group", 1)))?;
+        let group = group
+            .ok_or_else(|| OpError::attribute(format!("group is {}", node.attributes.int("group", 1))))?;
         Ok(Self { sliding: sliding(node.attributes)?, group })
     }
 
     /// For an input and weights of these shapes.
-    pub(super) fn sizes(&self, x: &[usize], w: &[usize]) -> Result<Sizes, String> {
+    pub(super) fn sizes(&self, x: &[usize], w: &[usize]) -> Result<Sizes, OpError> {
         let (&[batch, channels, ref space @ ..], &[filters, from, ref kernel @ ..]) = (x, w) else {
-            return Err(format!("an input {x:?} or weights {w:?} have no channels"));
+            return Err(OpError::shape(format!("an input {x:?} or weights {w:?} have no channels")));
         };
         let group = self.group;
         if from.checked_mul(group) != Some(channels) || filters % group != 0 {
-            return Err(format!("an input {x:?} and weights {w:?} do not fit in {group} groups"));
+            return Err(OpError::shape(format!(
+                "an input {x:?} and weights {w:?} do not fit in {group} groups"
+            )));
         }
         let window = self.sliding.window(space, kernel)?;
         Ok(Sizes { batch, from, to: filters / group, group, window })
@@ -59,7 +62,7 @@ enum Finish {
 
 impl Finish {
     /// As com.microsoft.FusedConv says it.
-    fn new(node: &Definition<'_>) -> Result<Option<Self>, String> {
+    fn new(node: &Definition<'_>) -> Result<Option<Self>, OpError> {
         let told = node.attributes.floats("activation_params").unwrap_or_default();
         match (node.attributes.text("activation", ""), &told[..]) {
             ("", _) => Ok(None),
@@ -96,7 +99,7 @@ struct Conv {
 }
 
 impl Conv {
-    fn new(node: &Definition<'_>) -> Result<Self, String> {
+    fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let is_fused = node.op == "FusedConv";
         let finish = if is_fused { Finish::new(node)? } else { None };
         Ok(Self { filters: Filters::new(node)?, is_fused, finish })
@@ -121,10 +124,10 @@ impl Operator for Conv {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, w) = (inputs.ty(0)?, inputs.ty(1)?);
         if x.dtype != w.dtype || inputs.opt(2).is_some_and(|bias| bias.dtype != x.dtype) {
-            return Err("its inputs have elements of several types".into());
+            return Err(OpError::element_type("its inputs have elements of several types").into());
         }
         if let Some(bias) = inputs.opt(2).filter(|bias| bias.shape != w.shape[..1.min(w.rank())]) {
-            return Err(format!("a bias {bias} does not fit weights {w}").into());
+            return Err(OpError::shape(format!("a bias {bias} does not fit weights {w}")).into());
         }
         let made = self.filters.sizes(&x.shape, &w.shape)?.out(x.dtype)?;
         if self.is_fused {
@@ -132,7 +135,7 @@ impl Operator for Conv {
                 return Err(no(x.dtype).into());
             }
             if let Some(added) = inputs.opt(3).filter(|added| **added != made) {
-                return Err(format!("{added} is added to {made}").into());
+                return Err(OpError::shape(format!("{added} is added to {made}")).into());
             }
         }
         Ok(smallvec![made])
@@ -158,7 +161,7 @@ impl Operator for Conv {
         Some(PackSpec { input: 1, rows, cols, transposed, groups })
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (x, w, bias, out) = (call.input(0)?, call.input(1)?, call.opt(2), call.output(0)?);
         let sizes = self.filters.sizes(x.shape, w.shape)?;
         let dtype = x.dtype;
@@ -186,7 +189,8 @@ impl Operator for Conv {
         if let Some(prepacked) = call.prepacked {
             let panels: &Packed<Panels> =
                 prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec)))?;
-            let across = Across::new(&sizes).ok_or("its weights are packed for other sizes")?;
+            let across = Across::new(&sizes)
+                .ok_or_else(|| OpError::internal("its weights are packed for other sizes"))?;
             let weights = (&**panels, bias);
             across::convolve((&across, &sizes), out, x, weights, call.scratch_of(), (finish, done));
         } else if let Some(way) = Way::new(&sizes) {

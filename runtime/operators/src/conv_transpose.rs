@@ -12,7 +12,7 @@ use stepalloc_kernels::{
     gemm::{Matrix, PARALLEL, product},
     no,
 };
-use stepalloc_tensor::{Element, Number, Shape, Type, by_float};
+use stepalloc_tensor::{Element, Number, OpError, Shape, Type, by_float};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -67,29 +67,37 @@ impl Sizes {
 }
 
 impl ConvTranspose {
-    fn sizes(&self, x: &[usize], w: &[usize]) -> Result<Sizes, String> {
+    fn sizes(&self, x: &[usize], w: &[usize]) -> Result<Sizes, OpError> {
         let (&[batch, channels, ref space @ ..], &[inputs, to, ref kernel @ ..]) = (x, w) else {
-            return Err(format!("an input {x:?} or weights {w:?} have no channels"));
+            return Err(OpError::shape(format!("an input {x:?} or weights {w:?} have no channels")));
         };
         let (group, sliding) = (self.filters.group, &self.filters.sliding);
         if channels != inputs || channels % group != 0 {
-            return Err(format!("an input {x:?} and weights {w:?} do not fit in {group} groups"));
+            return Err(OpError::shape(format!(
+                "an input {x:?} and weights {w:?} do not fit in {group} groups"
+            )));
         }
         let mut axes = sliding.axes(space, kernel)?;
         let rank = axes.len();
         let outputs = self.output_shape.as_deref().map(|told| match told.len() {
             all if all == rank + 2 => Ok(&told[2..]),
             all if all == rank => Ok(told),
-            _ => Err(format!("output_shape is {told:?}, of {rank} spatial dimensions")),
+            _ => Err(OpError::attribute(format!("output_shape is {told:?}, of {rank} spatial dimensions"))),
         });
         let outputs = outputs.transpose()?;
         if let Some(padding) = self.output_padding.as_ref().filter(|padding| padding.len() != rank) {
-            return Err(format!("output_padding is {padding:?}, of {rank} spatial dimensions"));
+            return Err(OpError::attribute(format!(
+                "output_padding is {padding:?}, of {rank} spatial dimensions"
+            )));
         }
         for (at, axis) in axes.iter_mut().enumerate() {
             let padding = self.output_padding.as_ref().map_or(0, |padding| padding[at]);
-            let too_large =
-                || format!("an output of {} elements by {} is too large", axis.input, axis.stride);
+            let too_large = || {
+                OpError::shape(format!(
+                    "an output of {} elements by {} is too large",
+                    axis.input, axis.stride
+                ))
+            };
             let reach = axis.input.saturating_sub(1).checked_mul(axis.stride).ok_or_else(too_large)?;
             let all = reach.checked_add(padding + axis.extent()).ok_or_else(too_large)?;
             let same = matches!(sliding.auto_pad, AutoPad::SameUpper | AutoPad::SameLower);
@@ -111,7 +119,8 @@ impl ConvTranspose {
                         (axis.begin, axis.end) = (0, 0);
                     }
                     all.checked_sub(axis.begin + axis.end).ok_or_else(|| {
-                        format!("pads of {} and {} leave none of {all} elements", axis.begin, axis.end)
+                        let (begin, end) = (axis.begin, axis.end);
+                        OpError::shape(format!("pads of {begin} and {end} leave none of {all} elements"))
                     })?
                 }
             };
@@ -125,12 +134,15 @@ impl Operator for ConvTranspose {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, w) = (inputs.ty(0)?, inputs.ty(1)?);
         if x.dtype != w.dtype || inputs.opt(2).is_some_and(|bias| bias.dtype != x.dtype) {
-            return Err("its inputs have elements of several types".into());
+            return Err(OpError::element_type("its inputs have elements of several types").into());
         }
         let sizes = self.sizes(&x.shape, &w.shape)?;
-        let filters = sizes.to.checked_mul(self.filters.group).ok_or("it has too many filters")?;
+        let filters = sizes
+            .to
+            .checked_mul(self.filters.group)
+            .ok_or_else(|| OpError::shape("it has too many filters"))?;
         if let Some(bias) = inputs.opt(2).filter(|bias| bias.shape != [filters]) {
-            return Err(format!("a bias {bias} does not fit {filters} filters").into());
+            return Err(OpError::shape(format!("a bias {bias} does not fit {filters} filters")).into());
         }
         let mut shape = Shape::from([sizes.batch, filters]);
         shape.extend(sizes.window.axes.iter().map(|axis| axis.input));
@@ -146,7 +158,7 @@ impl Operator for ConvTranspose {
         }, 0)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (x, w, bias, out) = (call.input(0)?, call.input(1)?, call.opt(2), call.output(0)?);
         let sizes = self.sizes(x.shape, w.shape)?;
         if out.bytes.is_empty() {
@@ -169,7 +181,7 @@ impl ConvTranspose {
         w: &[T],
         bias: Option<&[T]>,
         scratch: &mut [u8],
-    ) -> Result<(), String> {
+    ) -> Result<(), OpError> {
         let Sizes { from, to, ref window, .. } = *sizes;
         let (plane, places, kernel, group) =
             (window.input(), window.output(), window.kernel(), self.filters.group);

@@ -6,7 +6,7 @@ use stepalloc_kernels::{
     blocks::{BLOCK, Source, Wide, by_wide},
     no,
 };
-use stepalloc_tensor::{DataType, ViewMut};
+use stepalloc_tensor::{DataType, OpError, ViewMut};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -32,9 +32,11 @@ impl Operator for Cumulative {
         Ok(smallvec![inputs.ty(0)?.clone()])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, at, output) = (call.input(0)?, call.input(1)?, call.output(0)?);
-        let at = ints(&at).filter(|at| at.len() == 1).ok_or("its axis is not one integer")?[0];
+        let at = ints(&at)
+            .filter(|at| at.len() == 1)
+            .ok_or_else(|| OpError::shape("its axis is not one integer"))?[0];
         let shape = input.shape;
         let at = axis(at, shape.len())?;
         let (length, inner) = (shape[at], shape[at + 1..].iter().product());

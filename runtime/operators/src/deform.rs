@@ -5,14 +5,14 @@ use super::{Call, Definition, Known, Made, Operator, Types, Unclear};
 use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::conv::{Sizes, scratch, unrolled, window::Axis};
 use stepalloc_kernels::no;
-use stepalloc_tensor::{Number, Type, by_float};
+use stepalloc_tensor::{Number, OpError, Type, by_float};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     (node.op == "DeformConv").then(|| {
         let told = node.attributes.int("offset_group", 1);
         let groups = usize::try_from(told).ok().filter(|&groups| groups > 0);
-        let groups = groups.ok_or_else(|| format!("offset_group is {told}"))?;
+        let groups = groups.ok_or_else(|| OpError::attribute(format!("offset_group is {told}")))?;
         Ok(Box::new(DeformConv { filters: Filters::new(node)?, groups }) as _)
     })
 }
@@ -28,16 +28,16 @@ impl Operator for DeformConv {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, w, offset) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
         if (1..5).filter_map(|at| inputs.opt(at)).any(|input| input.dtype != x.dtype) {
-            return Err("its inputs have elements of several types".into());
+            return Err(OpError::element_type("its inputs have elements of several types").into());
         }
         // Each element is found between two to the power of so many neighbours.
         if x.rank() > 10 {
-            return Err(format!("an input {x} has too many dimensions").into());
+            return Err(OpError::unsupported(format!("an input {x} has too many dimensions")).into());
         }
         let sizes = self.filters.sizes(&x.shape, &w.shape)?;
         let out = sizes.out(x.dtype)?;
         if !x.shape[1].is_multiple_of(self.groups) {
-            return Err(format!("{} groups do not fit {x}", self.groups).into());
+            return Err(OpError::shape(format!("{} groups do not fit {x}", self.groups)).into());
         }
         let fits = |ty: &Type, each: usize| {
             let channels =
@@ -48,10 +48,10 @@ impl Operator for DeformConv {
                 && ty.shape[2..] == out.shape[2..]
         };
         if !fits(offset, sizes.window.axes.len()) || inputs.opt(4).is_some_and(|mask| !fits(mask, 1)) {
-            return Err(format!("its offsets or its mask do not fit an output {out}").into());
+            return Err(OpError::shape(format!("its offsets or its mask do not fit an output {out}")).into());
         }
         if let Some(bias) = inputs.opt(3).filter(|bias| bias.shape != w.shape[..1]) {
-            return Err(format!("a bias {bias} does not fit weights {w}").into());
+            return Err(OpError::shape(format!("a bias {bias} does not fit weights {w}")).into());
         }
         Ok(smallvec![out])
     }
@@ -62,14 +62,14 @@ impl Operator for DeformConv {
         by_float!(x.dtype, T => scratch::<T>(&sizes), 0)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let dtype = call.dtype(0)?;
         by_float!(dtype, T => self.convolve::<T>(call), Err(no(dtype)))
     }
 }
 
 impl DeformConv {
-    fn convolve<T: Number>(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn convolve<T: Number>(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (x, w, offsets, out) = (call.input(0)?, call.input(1)?, call.input(2)?, call.output(0)?);
         let bias = call.opt(3).map(|bias| bias.elements::<T>());
         let mask = call.opt(4).map(|mask| mask.elements::<T>());

@@ -6,7 +6,7 @@ use stepalloc_kernels::{
     blocks::{Source, put},
     no,
 };
-use stepalloc_tensor::Type;
+use stepalloc_tensor::{OpError, Type};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     (node.op == "Det").then(|| Ok(Box::new(Determinant) as _))
@@ -20,7 +20,7 @@ impl Operator for Determinant {
         let input = inputs.ty(0)?;
         match &input.shape[..] {
             [outer @ .., rows, columns] if rows == columns => Ok(smallvec![typed(input.dtype, outer)?]),
-            _ => Err(format!("{input} is not of square matrices").into()),
+            _ => Err(OpError::shape(format!("{input} is not of square matrices")).into()),
         }
     }
 
@@ -29,7 +29,7 @@ impl Operator for Determinant {
         size * size * size_of::<f64>()
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
         let size = input.shape.last().copied().unwrap_or(0);
         let scratch = call.scratch_of::<f64>();

@@ -9,7 +9,7 @@ use stepalloc_kernels::{
     gemm::{Matrix, product},
     no,
 };
-use stepalloc_tensor::{DataType, Number, View, ViewMut, bf16, by_type, f16};
+use stepalloc_tensor::{DataType, Number, OpError, View, ViewMut, bf16, by_type, f16};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     (node.op == "Einsum").then(|| {
@@ -21,7 +21,11 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         };
         let terms: Vec<_> = terms.split(|&byte| byte == b',').map(term).collect::<Result<_, _>>()?;
         if terms.len() != node.inputs.len() {
-            return Err(format!("an equation of {} terms has {} operands", terms.len(), node.inputs.len()));
+            return Err(OpError::arity(format!(
+                "an equation of {} terms has {} operands",
+                terms.len(),
+                node.inputs.len()
+            )));
         }
         Ok(Box::new(Einsum { terms, output: output.map(term).transpose()? }) as _)
     })
@@ -31,7 +35,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
 const ELLIPSIS: u16 = b'.' as u16;
 
 /// The labels of a term: letters, and the ellipsis.
-fn term(text: &[u8]) -> Result<Vec<u16>, String> {
+fn term(text: &[u8]) -> Result<Vec<u16>, OpError> {
     let mut labels = Vec::new();
     let mut rest = text;
     while let [first, others @ ..] = rest {
@@ -44,7 +48,12 @@ fn term(text: &[u8]) -> Result<Vec<u16>, String> {
                 labels.push((*letter).into());
                 others
             }
-            _ => return Err(format!("{:?} is no term of an equation", String::from_utf8_lossy(text))),
+            _ => {
+                return Err(OpError::attribute(format!(
+                    "{:?} is no term of an equation",
+                    String::from_utf8_lossy(text)
+                )));
+            }
         };
     }
     Ok(labels)
@@ -79,15 +88,16 @@ impl Einsum {
         })
     }
 
-    fn labels<'a>(&self, shapes: impl Iterator<Item = &'a [usize]> + Clone) -> Result<Labels, String> {
+    fn labels<'a>(&self, shapes: impl Iterator<Item = &'a [usize]> + Clone) -> Result<Labels, OpError> {
         let (mut spelled, mut most_hidden) = (SmallVec::<[SmallVec<[u16; 8]>; 2]>::new(), 0);
         for (term, shape) in self.terms.iter().zip(shapes.clone()) {
             let free = match term.contains(&ELLIPSIS) {
                 true => (shape.len() + 1).checked_sub(term.len()),
                 false => (shape.len() == term.len()).then_some(0),
             };
-            let free =
-                free.ok_or_else(|| format!("a term of {} labels is of shape {shape:?}", term.len()))?;
+            let free = free.ok_or_else(|| {
+                OpError::shape(format!("a term of {} labels is of shape {shape:?}", term.len()))
+            })?;
             most_hidden = most_hidden.max(free);
             spelled.push(Self::spell(term, free).collect());
         }
@@ -103,7 +113,9 @@ impl Einsum {
         };
         for (at, &label) in names.iter().enumerate() {
             if occurs(label) == 0 || names[..at].contains(&label) {
-                return Err("a label of the output is in no term, or twice in the output".into());
+                return Err(OpError::attribute(
+                    "a label of the output is in no term, or twice in the output",
+                ));
             }
         }
         let output = names.len();
@@ -119,7 +131,10 @@ impl Einsum {
                 let at = names.iter().position(|name| name == label).expect("all labels have numbers");
                 if dim != 1 {
                     if labels.sizes[at] != 1 && labels.sizes[at] != dim {
-                        return Err(format!("one label is of {} and of {dim} elements", labels.sizes[at]));
+                        return Err(OpError::shape(format!(
+                            "one label is of {} and of {dim} elements",
+                            labels.sizes[at]
+                        )));
                     }
                     labels.sizes[at] = dim;
                     strides[at] += next;
@@ -137,13 +152,13 @@ impl Operator for Einsum {
         let types = (0..self.terms.len()).map(|at| inputs.ty(at)).collect::<Result<Vec<_>, _>>()?;
         let dtype = types[0].dtype;
         if types.iter().any(|ty| ty.dtype != dtype) {
-            return Err("its inputs have elements of several types".into());
+            return Err(OpError::element_type("its inputs have elements of several types").into());
         }
         let labels = self.labels(types.iter().map(|ty| &ty.shape[..]))?;
         Ok(smallvec![typed(dtype, &labels.sizes[..labels.output])?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let inputs = (0..self.terms.len()).map(|at| call.input(at));
         let inputs: SmallVec<[View<'_>; 4]> = inputs.collect::<Result<_, _>>()?;
         let out = call.output(0)?;
@@ -308,7 +323,7 @@ impl Matrices {
         (n.0 > 1 && work >= LEAST).then_some(Self { left, m, n, k, outer, reduced })
     }
 
-    fn multiply<T: Number>(&self, labels: &Labels, out: &mut [T], a: &[T], b: &[T]) -> Result<(), String> {
+    fn multiply<T: Number>(&self, labels: &Labels, out: &mut [T], a: &[T], b: &[T]) -> Result<(), OpError> {
         let (m, n, k) = (self.m, self.n, self.k);
         let sums: usize = self.reduced.iter().map(|&label| labels.sizes[label]).product();
         let place = |of: &Few| (of[self.left], of[1 - self.left]);

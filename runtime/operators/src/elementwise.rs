@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use smallvec::smallvec;
 use stepalloc_kernels::broadcast::{Walk, broadcast};
 use stepalloc_kernels::no;
-use stepalloc_tensor::{DataType, Number, Shape, Type, View, ViewMut};
+use stepalloc_tensor::{DataType, Number, OpError, Shape, Type, View, ViewMut};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -18,7 +18,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "Mod" => match attributes.int("fmod", 0) {
             0 => Box::new(Arithmetic::FloorMod),
             1 => Box::new(Arithmetic::TruncMod),
-            other => return Some(Err(format!("its fmod is {other}, neither 0 nor 1"))),
+            other => return Some(Err(OpError::attribute(format!("its fmod is {other}, neither 0 nor 1")))),
         },
         "PRelu" => Box::new(Arithmetic::PRelu),
         "Pow" => Box::new(Pow),
@@ -44,7 +44,7 @@ impl Operator for Arithmetic {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         if a.dtype != b.dtype {
-            return Err(format!("{a} and {b} have elements of two types").into());
+            return Err(OpError::element_type(format!("{a} and {b} have elements of two types")).into());
         }
         Ok(smallvec![typed(a.dtype, broadcast_types(&[a, b])?)?])
     }
@@ -53,7 +53,7 @@ impl Operator for Arithmetic {
         Reuse::InPlace(&[0, 1])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let dtype = call.dtype(0)?;
         let out = call.output(0)?;
         self.compute(out, dtype, &Operand::new(call, 0)?, &Operand::new(call, 1)?)
@@ -68,7 +68,7 @@ impl Arithmetic {
         dtype: DataType,
         a: &Operand<'_>,
         b: &Operand<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), OpError> {
         let all = (out, a, b);
         match (wide(dtype), self) {
             (Some(DataType::F32), Self::Add) => f32s(all, |a, b| a + b),
@@ -159,7 +159,7 @@ impl Operator for Pow {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let exponents = call.input(1)?;
         let dtype = call.dtype(0)?;
         let computed = wide(dtype).ok_or_else(|| no(dtype))?;
@@ -237,10 +237,10 @@ fn whole_power<T: Number>(base: T, exponent: i64) -> T {
 }
 
 /// The shape of operands of these types together.
-pub(super) fn broadcast_types(types: &[&Type]) -> Result<Shape, String> {
+pub(super) fn broadcast_types(types: &[&Type]) -> Result<Shape, OpError> {
     broadcast(types.iter().map(|ty| &ty.shape[..])).ok_or_else(|| {
         let shapes: Vec<_> = types.iter().map(|ty| ty.to_string()).collect();
-        format!("shapes do not fit: {}", shapes.join(" and "))
+        OpError::shape(format!("shapes do not fit: {}", shapes.join(" and ")))
     })
 }
 
@@ -253,7 +253,7 @@ pub(super) struct Operand<'a> {
 
 impl<'a> Operand<'a> {
     /// An input that must be there, if only in the output.
-    pub(super) fn new(call: &Call<'_, 'a>, index: usize) -> Result<Self, String> {
+    pub(super) fn new(call: &Call<'_, 'a>, index: usize) -> Result<Self, OpError> {
         Ok(Self { dtype: call.dtype(index)?, view: call.opt(index) })
     }
 

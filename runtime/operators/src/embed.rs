@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use stepalloc_kernels::blocks::Wide;
 use stepalloc_kernels::real::{Space, widened};
 use stepalloc_kernels::scales::load;
-use stepalloc_tensor::{DataType, Type, View};
+use stepalloc_tensor::{DataType, OpError, Type, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let rows = Rows { epsilon: node.attributes.float("epsilon", 1e-12), centre: true };
@@ -34,14 +34,20 @@ impl Operator for Embed {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (words, table) = (inputs.ty(WORDS)?, inputs.ty(WORD_TABLE)?);
         let (&[batch, length], &[_, width]) = (&words.shape[..], &table.shape[..]) else {
-            return Err(format!("words {words} and their table {table} have no two dimensions").into());
+            return Err(OpError::shape(format!(
+                "words {words} and their table {table} have no two dimensions"
+            ))
+            .into());
         };
         known(table.dtype)?;
         for index in [WORDS, SEGMENTS, MASK, PLACES] {
             let Some(ty) = inputs.opt(index) else { continue };
             let one = index == PLACES && ty.shape == [1, length];
             if !matches!(ty.dtype, DataType::I32 | DataType::I64) || ty.shape != words.shape && !one {
-                return Err(format!("input {index} is {ty}, not a number for each of {words}").into());
+                return Err(OpError::shape(format!(
+                    "input {index} is {ty}, not a number for each of {words}"
+                ))
+                .into());
             }
         }
         for index in [PLACE_TABLE, SEGMENT_TABLE] {
@@ -49,13 +55,23 @@ impl Operator for Embed {
             let ty = if needed { Some(inputs.ty(index)?) } else { inputs.opt(index) };
             let fits = |ty: &Type| ty.dtype == table.dtype && ty.rank() == 2 && ty.shape[1] == width;
             if let Some(ty) = ty.filter(|ty| !fits(ty)) {
-                return Err(format!("input {index} is {ty}, no table as {table}").into());
+                return Err(OpError::operand(
+                    ty,
+                    table.dtype,
+                    format!("input {index} is {ty}, no table as {table}"),
+                )
+                .into());
             }
         }
         for index in [SCALE, SHIFT] {
             let ty = inputs.ty(index)?;
             if ty.dtype != table.dtype || ty.shape != [width] {
-                return Err(format!("input {index} is {ty}, not {width} numbers of {}", table.dtype).into());
+                return Err(OpError::operand(
+                    ty,
+                    table.dtype,
+                    format!("input {index} is {ty}, not {width} numbers of {}", table.dtype),
+                )
+                .into());
             }
         }
         let made = typed(table.dtype, [batch, length, width])?;
@@ -69,7 +85,7 @@ impl Operator for Embed {
         size.map_or(0, |(dtype, size)| scratch(dtype, size))
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let words = call.input(WORDS)?;
         let length = words.shape.last().copied().unwrap_or(0);
         let table = call.input(WORD_TABLE)?;
@@ -77,7 +93,7 @@ impl Operator for Embed {
         let scale = widened::<f32>(&call.input(SCALE)?, &mut space)?;
         let shift = widened::<f32>(&call.input(SHIFT)?, &mut space)?;
         let row = space.take::<f32>(scale.len())?;
-        let segments = call.opt(SEGMENTS).map(|ids| Ok::<_, String>((ids, call.input(SEGMENT_TABLE)?)));
+        let segments = call.opt(SEGMENTS).map(|ids| Ok::<_, OpError>((ids, call.input(SEGMENT_TABLE)?)));
         let (segments, places) = (segments.transpose()?, call.opt(PLACES));
         let place_table = call.input(PLACE_TABLE)?;
         if let Some(there) = call.opt_output(1) {
@@ -94,7 +110,7 @@ impl Operator for Embed {
                 let rows = table.shape[0];
                 let id = usize::try_from(given).ok().filter(|&id| id < rows);
                 id.map(|id| id * scale.len())
-                    .ok_or_else(|| format!("there is no {what} {given} in a table of {rows}"))
+                    .ok_or_else(|| OpError::value(format!("there is no {what} {given} in a table of {rows}")))
             };
             load(&table, begin(&table, number(&words, at), "word")?, row);
             let place = match &places {

@@ -7,7 +7,7 @@ use stepalloc_kernels::{
     blocks::{BLOCK, Source, Wide, by_wide},
     no,
 };
-use stepalloc_tensor::{DataType, Number, Type, View, by_number};
+use stepalloc_tensor::{DataType, Number, OpError, Type, View, by_number};
 use stepalloc_threads as threads;
 
 /// So many are kept sorted while the others pass by; more are selected and then sorted.
@@ -53,7 +53,7 @@ impl Operator for Arg {
         Ok(smallvec![typed(DataType::I64, shape)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?.elements::<i64>());
         let shape = input.shape;
         let at = axis(self.axis, shape.len())?;
@@ -62,7 +62,7 @@ impl Operator for Arg {
             return Ok(());
         }
         if length == 0 {
-            return Err(format!("axis {at} of {shape:?} has no elements"));
+            return Err(OpError::shape(format!("axis {at} of {shape:?} has no elements")));
         }
         by_wide!(input.dtype, W => self.find::<W>(Source::flipped(&input), output, length, inner),
             return Err(no(input.dtype)));
@@ -163,14 +163,14 @@ impl Operator for TopK {
             Some(k) => k,
             None => match inputs.ints(1)?[..] {
                 [k] => k,
-                _ => return Err("its k is not one integer".into()),
+                _ => return Err(OpError::shape("its k is not one integer").into()),
             },
         };
         let mut shape = input.shape.clone();
         shape[at] = usize::try_from(k)
             .ok()
             .filter(|&k| k <= shape[at])
-            .ok_or_else(|| format!("there are no {k} elements along axis {at} of {input}"))?;
+            .ok_or_else(|| OpError::value(format!("there are no {k} elements along axis {at} of {input}")))?;
         Ok(smallvec![typed(input.dtype, shape.clone())?, typed(DataType::I64, shape)?])
     }
 
@@ -180,7 +180,7 @@ impl Operator for TopK {
         length * size_of::<Ranked>()
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let input = call.input(0)?;
         let shape = input.shape;
         let at = axis(self.axis, shape.len())?;
@@ -226,7 +226,7 @@ fn rank_all(
     step: usize,
     largest: bool,
     ranked: &mut [Ranked],
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     by_number!(input.dtype, T => {
         let input = input.elements::<T>();
         let mut at = first;

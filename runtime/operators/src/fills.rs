@@ -3,7 +3,7 @@
 use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis, typed};
 use smallvec::smallvec;
 use stepalloc_kernels::no;
-use stepalloc_tensor::{Bool, DataType, Number, View, by_number, by_width};
+use stepalloc_tensor::{Bool, DataType, Number, OpError, View, by_number, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -12,7 +12,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "EyeLike" => {
             let dtype = attributes.opt_int("dtype").map(|number| {
                 let known = i32::try_from(number).ok().and_then(DataType::from_onnx);
-                known.ok_or_else(|| format!("element type {number} is not known"))
+                known.ok_or_else(|| OpError::unsupported(format!("element type {number} is not known")))
             });
             match dtype.transpose() {
                 Ok(dtype) => Box::new(EyeLike { dtype, diagonal: attributes.int("k", 0) }),
@@ -31,9 +31,9 @@ pub(super) fn int_at(view: &View<'_>, at: usize) -> i64 {
 }
 
 /// The only element, as i64.
-pub(super) fn single(view: &View<'_>) -> Result<i64, String> {
+pub(super) fn single(view: &View<'_>) -> Result<i64, OpError> {
     if view.len() != 1 {
-        return Err(format!("{} elements of shape {:?} are not one", view.len(), view.shape));
+        return Err(OpError::shape(format!("{} elements of shape {:?} are not one", view.len(), view.shape)));
     }
     Ok(int_at(view, 0))
 }
@@ -42,15 +42,20 @@ pub(super) fn single(view: &View<'_>) -> Result<i64, String> {
 struct Range;
 
 /// How many they are.
-fn count(start: &View<'_>, limit: &View<'_>, delta: &View<'_>) -> Result<usize, String> {
+fn count(start: &View<'_>, limit: &View<'_>, delta: &View<'_>) -> Result<usize, OpError> {
     let dtype = start.dtype;
     if limit.dtype != dtype || delta.dtype != dtype {
-        return Err(format!("{dtype}, {} and {} are not of one type", limit.dtype, delta.dtype));
+        return Err(OpError::element_type(format!(
+            "{dtype}, {} and {} are not of one type",
+            limit.dtype, delta.dtype
+        )));
     }
     if [start, limit, delta].iter().any(|view| view.len() != 1) {
-        return Err("its inputs are not single numbers".into());
+        return Err(OpError::shape("its inputs are not single numbers"));
     }
-    let wrong = |what: &dyn std::fmt::Display| format!("there are {what} steps from its start to its limit");
+    let wrong = |what: &dyn std::fmt::Display| {
+        OpError::value(format!("there are {what} steps from its start to its limit"))
+    };
     if dtype.is_float() {
         let of = |view: &View<'_>| by_number!(dtype, T => view.elements::<T>()[0].to_f64(), 0.0);
         let steps = ((of(limit) - of(start)) / of(delta)).ceil();
@@ -66,7 +71,7 @@ fn count(start: &View<'_>, limit: &View<'_>, delta: &View<'_>) -> Result<usize, 
     };
     let (way, step) = (of(limit) - of(start), of(delta));
     if step == 0 {
-        return Err("its steps are 0".into());
+        return Err(OpError::value("its steps are 0"));
     }
     let steps = (way * step.signum() + step.abs() - 1).div_euclid(step.abs()).max(0);
     usize::try_from(steps).map_err(|_| wrong(&steps))
@@ -79,7 +84,7 @@ impl Operator for Range {
         Ok(smallvec![typed(dtype, [steps])?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (start, delta, output) = (call.input(0)?, call.input(2)?, call.output(0)?);
         by_number!(start.dtype, T => {
             let (start, delta) = (start.elements::<T>()[0].wide(), delta.elements::<T>()[0].wide());
@@ -101,12 +106,12 @@ impl Operator for EyeLike {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if input.rank() != 2 {
-            return Err(format!("{input} is no matrix").into());
+            return Err(OpError::shape(format!("{input} is no matrix")).into());
         }
         Ok(smallvec![typed(self.dtype.unwrap_or(input.dtype), &input.shape[..])?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let output = call.output(0)?;
         let (dtype, columns) = (output.dtype, output.shape[1]);
         let mut one = [0; 8];
@@ -140,7 +145,7 @@ impl Operator for Trilu {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         if input.rank() < 2 {
-            return Err(format!("{input} holds no matrices").into());
+            return Err(OpError::shape(format!("{input} holds no matrices")).into());
         }
         Ok(smallvec![input.clone()])
     }
@@ -149,14 +154,14 @@ impl Operator for Trilu {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let output = call.output(0)?;
         let diagonal = call.opt(1).map_or(Ok(0), |k| single(&k))?;
         if call.in_place().is_none() {
             output.bytes.copy_from_slice(call.input(0)?.bytes);
         }
         let (dtype, shape) = (output.dtype, output.shape);
-        let &[.., rows, columns] = shape else { return Err("it holds no matrices".into()) };
+        let &[.., rows, columns] = shape else { return Err(OpError::shape("it holds no matrices")) };
         by_width!(dtype, T => {
             for (n, row) in output.raw::<T>().chunks_exact_mut(columns.max(1)).enumerate() {
                 // The first column that is above the diagonal, or on it where what is above is kept.
@@ -180,22 +185,23 @@ impl Operator for OneHot {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (indices, values) = (inputs.ty(0)?, inputs.ty(2)?);
         if values.elements() != 2 {
-            return Err(format!("{values} are not two values").into());
+            return Err(OpError::shape(format!("{values} are not two values")).into());
         }
         let mut shape = indices.shape.clone();
         let at = axis(self.axis, shape.len() + 1)?;
         let depth = single(&inputs.value(1)?)?;
-        shape.insert(at, usize::try_from(depth).map_err(|_| format!("its depth is {depth}"))?);
+        shape
+            .insert(at, usize::try_from(depth).map_err(|_| OpError::value(format!("its depth is {depth}")))?);
         Ok(smallvec![typed(values.dtype, shape)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (indices, values, output) = (call.input(0)?, call.input(2)?, call.output(0)?);
         let at = axis(self.axis, output.shape.len())?;
         let depth = output.shape[at] as i64;
         let inner: usize = indices.shape[at..].iter().product();
         by_width!(values.dtype, T => {
-            let &[off, on] = values.raw::<T>() else { return Err("it has not two values".into()) };
+            let &[off, on] = values.raw::<T>() else { return Err(OpError::shape("it has not two values")) };
             let target = output.raw::<T>();
             target.fill(off);
             for n in 0..indices.len() {
@@ -238,7 +244,7 @@ mod tests {
         }
     }
 
-    fn steps<T: stepalloc_tensor::Element>(start: T, limit: T, delta: T) -> Result<usize, String> {
+    fn steps<T: stepalloc_tensor::Element>(start: T, limit: T, delta: T) -> Result<usize, OpError> {
         let [start, limit, delta] =
             [start, limit, delta].map(|value| Tensor::from_elements([], &[value]).expect("a scalar"));
         count(&start.view(), &limit.view(), &delta.view())
@@ -246,11 +252,11 @@ mod tests {
 
     #[test]
     fn ranges_end_before_their_limit() {
-        assert_eq!(steps(0.0f32, 1.0, 0.25), Ok(4));
-        assert_eq!(steps(10i64, 4, -3), Ok(2));
-        assert_eq!(steps(10i64, 4, 3), Ok(0));
-        assert_eq!(steps(i64::MIN, i64::MAX, i64::MAX), Ok(3));
-        assert_eq!(steps(0u64, u64::MAX, 1 << 63), Ok(2));
+        assert_eq!(steps(0.0f32, 1.0, 0.25).ok(), Some(4));
+        assert_eq!(steps(10i64, 4, -3).ok(), Some(2));
+        assert_eq!(steps(10i64, 4, 3).ok(), Some(0));
+        assert_eq!(steps(i64::MIN, i64::MAX, i64::MAX).ok(), Some(3));
+        assert_eq!(steps(0u64, u64::MAX, 1 << 63).ok(), Some(2));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use stepalloc_kernels::{
     fft::{self, Radix, factors},
     no,
 };
-use stepalloc_tensor::{DataType, Type, View, ViewMut};
+use stepalloc_tensor::{DataType, OpError, Type, View, ViewMut};
 
 /// A longer transform is taken for a mistake: its tables alone would fill the memory.
 const LONGEST: i64 = 1 << 28;
@@ -153,18 +153,18 @@ fn halve(data: &mut [Complex], roots: &[Complex]) {
 }
 
 /// The one integer that a tensor holds.
-fn scalar(values: &[i64], what: &str) -> Result<i64, String> {
+fn scalar(values: &[i64], what: &str) -> Result<i64, OpError> {
     match values {
         [value] => Ok(*value),
-        _ => Err(format!("its {what} has {} elements instead of one", values.len())),
+        _ => Err(OpError::shape(format!("its {what} has {} elements instead of one", values.len()))),
     }
 }
 
-fn transform_length(length: i64) -> Result<usize, String> {
+fn transform_length(length: i64) -> Result<usize, OpError> {
     if !(1..=LONGEST).contains(&length) {
-        return Err(format!("a transform of length {length} is not between 1 and {LONGEST}"));
+        return Err(OpError::value(format!("a transform of length {length} is not between 1 and {LONGEST}")));
     }
-    usize::try_from(length).map_err(|_| format!("a transform of length {length} is too long"))
+    usize::try_from(length).map_err(|_| OpError::value(format!("a transform of length {length} is too long")))
 }
 
 /// Transforms along one dimension; the last holds real and imaginary parts.
@@ -183,17 +183,21 @@ impl Dft {
         shape: &[usize],
         length: Option<i64>,
         at: Option<i64>,
-    ) -> Result<(usize, usize), String> {
+    ) -> Result<(usize, usize), OpError> {
         let rank = shape.len();
         let told = at.unwrap_or(self.axis);
         let at = axis(told, rank)?;
         if at + 1 == rank {
-            return Err(format!("axis {told} of {shape:?} is that of real and imaginary parts"));
+            return Err(OpError::value(format!(
+                "axis {told} of {shape:?} is that of real and imaginary parts"
+            )));
         }
         let parts = shape[rank - 1];
         if !matches!(parts, 1 | 2) || self.onesided && (parts == 2) != self.inverse {
             let onesided = if self.onesided { "onesided " } else { "" };
-            return Err(format!("{parts} parts of a number do not fit a {onesided}transform"));
+            return Err(OpError::shape(format!(
+                "{parts} parts of a number do not fit a {onesided}transform"
+            )));
         }
         let usual = if self.onesided && self.inverse { 2 * (shape[at] as i64 - 1) } else { shape[at] as i64 };
         Ok((at, transform_length(length.unwrap_or(usual))?))
@@ -221,11 +225,15 @@ impl Operator for Dft {
         self.known(inputs).map_or(0, |(_, length)| Transform::bytes(length))
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
-        let told = |at, what| -> Result<Option<i64>, String> {
+        let told = |at, what| -> Result<Option<i64>, OpError> {
             let Some(view) = call.opt(at) else { return Ok(None) };
-            scalar(&ints(&view).ok_or_else(|| format!("its {what} is no integer"))?, what).map(Some)
+            scalar(
+                &ints(&view).ok_or_else(|| OpError::element_type(format!("its {what} is no integer")))?,
+                what,
+            )
+            .map(Some)
         };
         let (at, length) = self.measure(input.shape, told(1, "dft_length")?, told(2, "axis")?)?;
         if output.bytes.is_empty() {
@@ -347,33 +355,38 @@ impl Stft {
         step: i64,
         window: Option<&[usize]>,
         length: Option<i64>,
-    ) -> Result<Frames, String> {
+    ) -> Result<Frames, OpError> {
         let (batch, signal, parts) = match *shape {
             [batch, signal] => (batch, signal, 1),
             [batch, signal, parts @ (1 | 2)] => (batch, signal, parts),
-            _ => return Err(format!("{shape:?} is not of batch, signal, and parts of a number")),
+            _ => {
+                return Err(OpError::shape(format!(
+                    "{shape:?} is not of batch, signal, and parts of a number"
+                )));
+            }
         };
         if parts == 2 && self.onesided {
-            return Err("a complex signal has no onesided spectrum".into());
+            return Err(OpError::attribute("a complex signal has no onesided spectrum"));
         }
         let window = match window {
             None => None,
             Some([length]) => Some(*length),
-            Some(other) => return Err(format!("a window of shape {other:?} is not a row")),
+            Some(other) => return Err(OpError::shape(format!("a window of shape {other:?} is not a row"))),
         };
         let length = transform_length(match (length, window) {
             (Some(length), _) => length,
             (None, window) => window.unwrap_or(signal) as i64,
         })?;
         if window.is_some_and(|window| window != length) {
-            return Err(format!("a window of {window:?} elements does not fit frames of {length}"));
+            return Err(OpError::shape(format!(
+                "a window of {window:?} elements does not fit frames of {length}"
+            )));
         }
         let step = usize::try_from(step).ok().filter(|&step| step > 0);
-        let step = step.ok_or("its frame_step is not positive")?;
-        let count = signal
-            .checked_sub(length)
-            .ok_or_else(|| format!("a signal of {signal} elements has no frame of {length}"))?
-            / step
+        let step = step.ok_or_else(|| OpError::value("its frame_step is not positive"))?;
+        let count = signal.checked_sub(length).ok_or_else(|| {
+            OpError::shape(format!("a signal of {signal} elements has no frame of {length}"))
+        })? / step
             + 1;
         Ok(Frames { batch, signal, parts, step, length, count })
     }
@@ -401,17 +414,20 @@ impl Operator for Stft {
         self.known(inputs).map_or(0, |frames| Transform::bytes(frames.length))
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, window, output) = (call.input(0)?, call.opt(2), call.output(0)?);
-        let told = |view: &View<'_>, what| -> Result<i64, String> {
-            scalar(&ints(view).ok_or_else(|| format!("its {what} is no integer"))?, what)
+        let told = |view: &View<'_>, what| -> Result<i64, OpError> {
+            scalar(
+                &ints(view).ok_or_else(|| OpError::element_type(format!("its {what} is no integer")))?,
+                what,
+            )
         };
         let step = told(&call.input(1)?, "frame_step")?;
         let length = call.opt(3).map(|view| told(&view, "frame_length")).transpose()?;
         let frames = self.measure(input.shape, step, window.map(|window| window.shape), length)?;
         let mut transform = Transform::new(frames.length, call.scratch_of());
         if window.is_some_and(|window| window.dtype != input.dtype) {
-            return Err("window and signal have elements of two types".into());
+            return Err(OpError::element_type("window and signal have elements of two types"));
         }
         let bins = self.bins(frames.length);
         let dtype = input.dtype;

@@ -4,7 +4,7 @@ use super::matmul::Gemm;
 use super::{Call, Definition, Known, Made, Operator, Types, Unclear};
 use stepalloc_graph::PackSpec;
 use stepalloc_kernels::{activation::Activation, no};
-use stepalloc_tensor::{DataType, Type};
+use stepalloc_tensor::{DataType, OpError, Type};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -40,7 +40,7 @@ impl Operator for FusedGemm {
         self.gemm.packs(inputs)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (mut out, scratch) = (call.output(0)?, call.scratch());
         self.gemm.run(&mut Call {
             inputs: call.inputs,
@@ -85,6 +85,6 @@ mod tests {
         }
         let trial = Trial::new("FusedGemm", &told, [&a, &b, &c]).text("activation", "Other");
         let said = Trial { domain: "com.microsoft", ..trial }.operator().err();
-        assert!(said.is_some_and(|what| what.contains("Other")));
+        assert!(said.is_some_and(|what| what.to_string().contains("Other")));
     }
 }

@@ -3,7 +3,7 @@
 use super::{Call, Definition, Known, Made, Operator, Types, Unclear, ints, typed};
 use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::no;
-use stepalloc_tensor::{Number, Type, View, by_float, by_number};
+use stepalloc_tensor::{Number, OpError, Type, View, by_float, by_number};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -16,13 +16,13 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
                 "nearest" => Mode::Nearest,
                 "linear" | "bilinear" => Mode::Linear,
                 "cubic" | "bicubic" => Mode::Cubic,
-                mode => return Some(Err(format!("there is no mode {mode:?}"))),
+                mode => return Some(Err(OpError::attribute(format!("there is no mode {mode:?}")))),
             };
             let padding = match attributes.text("padding_mode", "zeros") {
                 "zeros" => Padding::Zeros,
                 "border" => Padding::Border,
                 "reflection" => Padding::Reflection,
-                mode => return Some(Err(format!("there is no padding mode {mode:?}"))),
+                mode => return Some(Err(OpError::attribute(format!("there is no padding mode {mode:?}")))),
             };
             Some(Ok(Box::new(GridSample { mode, padding, align_corners })))
         }
@@ -154,10 +154,10 @@ impl GridSample {
 }
 
 /// Samples, channels and the sizes of an image.
-fn images(shape: &[usize]) -> Result<(usize, usize, &[usize]), String> {
+fn images(shape: &[usize]) -> Result<(usize, usize, &[usize]), OpError> {
     match shape {
         [samples, channels, image @ ..] if !image.is_empty() => Ok((*samples, *channels, image)),
-        _ => Err(format!("{shape:?} is no batch of images")),
+        _ => Err(OpError::shape(format!("{shape:?} is no batch of images"))),
     }
 }
 
@@ -169,16 +169,16 @@ impl Operator for GridSample {
             && grid.shape[0] == samples
             && grid.shape[image.len() + 1] == image.len();
         if !fits {
-            return Err(format!("{grid} is no grid for {input}").into());
+            return Err(OpError::shape(format!("{grid} is no grid for {input}")).into());
         }
         if image.len() > 8 {
-            return Err(format!("{input} has more than 8 spatial dimensions").into());
+            return Err(OpError::unsupported(format!("{input} has more than 8 spatial dimensions")).into());
         }
         if image.contains(&0) && grid.elements() > 0 {
-            return Err(format!("{input} has no elements to take").into());
+            return Err(OpError::shape(format!("{input} has no elements to take")).into());
         }
         if image.iter().product::<usize>() > u32::MAX as usize {
-            return Err(format!("{input} has images of more than 2^32 elements").into());
+            return Err(OpError::unsupported(format!("{input} has images of more than 2^32 elements")).into());
         }
         let shape = [&[samples, channels], &grid.shape[1..=image.len()]].concat();
         Ok(smallvec![typed(input.dtype, shape)?])
@@ -191,7 +191,7 @@ impl Operator for GridSample {
         places.saturating_mul(self.all_taps(grid.rank() - 2)).saturating_mul(8)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, grid, output) = (call.input(0)?, call.input(1)?, call.output(0)?);
         if output.bytes.is_empty() {
             return Ok(());
@@ -272,8 +272,8 @@ struct AffineGrid {
 
 impl AffineGrid {
     /// Sizes of the image and where the maps say what they are of.
-    fn image(theta: &[usize], size: &[i64]) -> Result<Vec<usize>, String> {
-        let wrong = || format!("maps of shape {theta:?} make no grid for {size:?}");
+    fn image(theta: &[usize], size: &[i64]) -> Result<Vec<usize>, OpError> {
+        let wrong = || OpError::shape(format!("maps of shape {theta:?} make no grid for {size:?}"));
         let sizes = size.iter().map(|&dim| usize::try_from(dim).ok()).collect::<Option<Vec<_>>>();
         let sizes = sizes.filter(|sizes| matches!(sizes.len(), 4 | 5)).ok_or_else(wrong)?;
         let dims = sizes.len() - 2;
@@ -302,9 +302,12 @@ impl Operator for AffineGrid {
         Ok(smallvec![typed(theta.dtype, [&[theta.shape[0]], &image[..], &[image.len()]].concat())?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (theta, size, output) = (call.input(0)?, call.input(1)?, call.output(0)?);
-        let image = Self::image(theta.shape, &ints(&size).ok_or("its size is no integers")?)?;
+        let image = Self::image(
+            theta.shape,
+            &ints(&size).ok_or_else(|| OpError::element_type("its size is no integers"))?,
+        )?;
         if output.bytes.is_empty() {
             return Ok(());
         }

@@ -8,7 +8,7 @@ use stepalloc_kernels::{
     real::Space,
     strided::{Axis, copy},
 };
-use stepalloc_tensor::{DataType, Number, Shape, Type, bf16, by_float, f16};
+use stepalloc_tensor::{DataType, Number, OpError, Shape, Type, bf16, by_float, f16};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -19,23 +19,25 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
     }
 }
 
-fn roi_align(node: &Definition<'_>) -> Result<RoiAlign, String> {
+fn roi_align(node: &Definition<'_>) -> Result<RoiAlign, OpError> {
     let attributes = node.attributes;
     let size = |name: &str, default| {
         let told = attributes.int(name, default);
-        usize::try_from(told).map_err(|_| format!("{name} is {told}"))
+        usize::try_from(told).map_err(|_| OpError::attribute(format!("{name} is {told}")))
     };
     let usual = if node.opset < 16 { "output_half_pixel" } else { "half_pixel" };
     Ok(RoiAlign {
         is_max: match attributes.text("mode", "avg") {
             "avg" => false,
             "max" => true,
-            mode => return Err(format!("there is no mode {mode:?}")),
+            mode => return Err(OpError::attribute(format!("there is no mode {mode:?}"))),
         },
         half_pixel: match attributes.text("coordinate_transformation_mode", usual) {
             "half_pixel" => true,
             "output_half_pixel" => false,
-            mode => return Err(format!("there is no coordinate transformation {mode:?}")),
+            mode => {
+                return Err(OpError::attribute(format!("there is no coordinate transformation {mode:?}")));
+            }
         },
         height: size("output_height", 1)?,
         width: size("output_width", 1)?,
@@ -87,7 +89,7 @@ impl Side {
 }
 
 impl RoiAlign {
-    fn side(&self, begin: f32, end: f32, bins: usize, dim: usize) -> Result<Side, String> {
+    fn side(&self, begin: f32, end: f32, bins: usize, dim: usize) -> Result<Side, OpError> {
         let offset = if self.half_pixel { 0.5 } else { 0.0 };
         let (begin, end) = (begin * self.scale - offset, end * self.scale - offset);
         // Old versions want a region to be an element wide at least.
@@ -95,7 +97,9 @@ impl RoiAlign {
         let size = length / bins as f32;
         let samples = if self.samples > 0 { self.samples } else { size.ceil() as usize };
         if samples > MOST_SAMPLES {
-            return Err(format!("a region from {begin} to {end} takes {samples} samples for each element"));
+            return Err(OpError::value(format!(
+                "a region from {begin} to {end} takes {samples} samples for each element"
+            )));
         }
         Ok(Side { begin, size, samples, dim })
     }
@@ -192,14 +196,16 @@ impl Operator for RoiAlign {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (input, regions, images) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
         let (&[_, channels, height, width], &[count, 4]) = (&input.shape[..], &regions.shape[..]) else {
-            return Err(format!("{regions} are no regions of images {input}").into());
+            return Err(OpError::shape(format!("{regions} are no regions of images {input}")).into());
         };
         if images.shape != [count] || regions.dtype != input.dtype {
-            return Err(format!("regions {regions} of images {images} do not fit {input}").into());
+            return Err(
+                OpError::shape(format!("regions {regions} of images {images} do not fit {input}")).into()
+            );
         }
         let output = typed(input.dtype, [count, channels, self.height, self.width])?;
         if height * width == 0 && output.elements() > 0 {
-            return Err(format!("{input} has no elements to pool").into());
+            return Err(OpError::shape(format!("{input} has no elements to pool")).into());
         }
         Ok(smallvec![output])
     }
@@ -214,14 +220,14 @@ impl Operator for RoiAlign {
         }
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, regions, images) = (call.input(0)?, call.input(1)?, call.input(2)?);
         let output = call.output(0)?;
         let &[samples, channels, height, width] = input.shape else {
-            return Err("its input is no batch of images".into());
+            return Err(OpError::shape("its input is no batch of images"));
         };
         if !matches!(images.dtype, DataType::I32 | DataType::I64) {
-            return Err("images of regions are no integers".into());
+            return Err(OpError::element_type("images of regions are no integers"));
         }
         if output.bytes.is_empty() {
             return Ok(());
@@ -234,10 +240,10 @@ impl Operator for RoiAlign {
                 _ => images.elements::<i32>()[number].into(),
             };
             let at = usize::try_from(image).ok().filter(|&at| at < samples);
-            let at = at.ok_or_else(|| format!("image {image} is beyond {samples}"))?;
+            let at = at.ok_or_else(|| OpError::value(format!("image {image} is beyond {samples}")))?;
             let of = |n: usize| by_float!(dtype, T => regions.elements::<T>()[4 * number + n].to_f64() as f32, 0.0);
             let rows = self.side(of(1), of(3), self.height, height)?;
-            Ok::<_, String>((at, [rows, self.side(of(0), of(2), self.width, width)?]))
+            Ok::<_, OpError>((at, [rows, self.side(of(0), of(2), self.width, width)?]))
         };
         let lanes = self.lanes(input.shape, images.len());
         by_float!(dtype, T => {
@@ -265,7 +271,7 @@ impl Operator for RoiAlign {
                     let source = &block[image * size * lanes..][..size * lanes];
                     let target = &mut target[first * bins..][..lanes * bins];
                     Pool { layer: self, source, lanes, sides, target }.dispatch();
-                    Ok(())
+                    Ok::<_, OpError>(())
                 })?;
             }
             Ok(())
@@ -276,11 +282,11 @@ impl Operator for RoiAlign {
 /// Sizes that are not larger can be added, and two of them multiplied, in 64 bits.
 const MOST: i64 = (1 << 31) - 1;
 
-fn col2im(node: &Definition<'_>) -> Result<Col2Im, String> {
+fn col2im(node: &Definition<'_>) -> Result<Col2Im, OpError> {
     let told = |name: &str, least: i64| {
         let told = node.attributes.ints(name);
         if told.as_ref().is_some_and(|told| told.iter().any(|&n| n < least || n > MOST)) {
-            return Err(format!("{name} are {told:?}"));
+            return Err(OpError::attribute(format!("{name} are {told:?}")));
         }
         Ok(told)
     };
@@ -307,7 +313,7 @@ struct Dim {
 }
 
 impl Col2Im {
-    fn dims(&self, image: &[i64], block: &[i64]) -> Result<SmallVec<[Dim; 3]>, String> {
+    fn dims(&self, image: &[i64], block: &[i64]) -> Result<SmallVec<[Dim; 3]>, OpError> {
         let count = image.len();
         let fits = |told: &Option<Vec<i64>>, count| told.as_ref().is_none_or(|told| told.len() == count);
         let fit = block.len() == count
@@ -316,7 +322,9 @@ impl Col2Im {
             && fits(&self.pads, 2 * count)
             && image.iter().chain(block).all(|size| (0..=MOST).contains(size));
         if !fit || count == 0 {
-            return Err(format!("an image of {image:?} has no blocks of {block:?}, or other attributes"));
+            return Err(OpError::shape(format!(
+                "an image of {image:?} has no blocks of {block:?}, or other attributes"
+            )));
         }
         let of = |told: &Option<Vec<i64>>, at: usize, default| told.as_ref().map_or(default, |told| told[at]);
         let dim = |at: usize| {
@@ -380,19 +388,24 @@ impl Operator for Col2Im {
         let blocks = product(|dim| dim.blocks);
         let size = product(|dim| dim.block).filter(|&size| size > 0);
         let (&[samples, columns, length], Some(size)) = (&input.shape[..], size) else {
-            return Err(format!("{input} is no batch of columns of blocks {block:?}").into());
+            return Err(OpError::shape(format!("{input} is no batch of columns of blocks {block:?}")).into());
         };
         if Some(length) != blocks || !columns.is_multiple_of(size) {
-            return Err(format!("{input} are not {blocks:?} blocks of {size} elements").into());
+            return Err(
+                OpError::shape(format!("{input} are not {blocks:?} blocks of {size} elements")).into()
+            );
         }
         let mut shape = Shape::from([samples, columns / size]);
         shape.extend(sizes.iter().map(|&size| size as usize));
         Ok(smallvec![typed(input.dtype, shape)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
-        let of = |index| ints(&call.input(index)?).ok_or_else(|| format!("input {index} is no integers"));
+        let of = |index| {
+            ints(&call.input(index)?)
+                .ok_or_else(|| OpError::element_type(format!("input {index} is no integers")))
+        };
         let dims = self.dims(&of(1)?, &of(2)?)?;
         output.bytes.fill(0);
         if output.bytes.is_empty() || input.is_empty() {
@@ -495,7 +508,7 @@ mod tests {
         for image in [1, -1] {
             let trial =
                 Trial::new("RoiAlign", &[], [images.clone(), corners.clone(), tensor(&[1], &[image])]);
-            assert!(trial.run().is_err_and(|why| why.contains("is beyond 1")));
+            assert!(trial.run().is_err_and(|why| why.to_string().contains("is beyond 1")));
         }
     }
 }

@@ -12,7 +12,7 @@ use stepalloc_kernels::{
     no,
     scales::Rounded,
 };
-use stepalloc_tensor::{DataType, Number, Type, View, by_type};
+use stepalloc_tensor::{DataType, Number, OpError, Type, View, by_type};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -92,7 +92,7 @@ pub(super) fn split<const N: usize>(scratch: &mut [u8], sizes: [usize; N]) -> [&
 }
 
 /// Scales, in f32.
-fn scale(view: View<'_>, index: usize) -> Result<f32, String> {
+fn scale(view: View<'_>, index: usize) -> Result<f32, OpError> {
     by_type!(view.dtype, [F32, F16, BF16], T => {
         let scales = view.elements::<T>();
         Ok(scales[index % scales.len()].wide())
@@ -113,7 +113,9 @@ fn check(
         return Err(no(operand.dtype).into());
     }
     if let Some(zero) = inputs.opt(zero).filter(|zero| zero.dtype != operand.dtype) {
-        return Err(format!("a zero point {zero} is not of the type of {operand}").into());
+        return Err(
+            OpError::element_type(format!("a zero point {zero} is not of the type of {operand}")).into()
+        );
     }
     if let Some(scale) = scale
         && !matches!(inputs.ty(scale)?.dtype, DataType::F32 | DataType::F16 | DataType::BF16)
@@ -123,7 +125,7 @@ fn check(
     for of in [inputs.opt(zero), scale.and_then(|scale| inputs.opt(scale))].into_iter().flatten() {
         let many = of.elements();
         if many == 0 || many != 1 && !count.is_multiple_of(many) {
-            return Err(format!("a zero point or scale {of} does not fit {operand}").into());
+            return Err(OpError::shape(format!("a zero point or scale {of} does not fit {operand}")).into());
         }
     }
     Ok(())
@@ -133,13 +135,17 @@ fn check(
 fn output_type(inputs: &Known<'_>, scale: usize, zero: usize) -> Result<DataType, Unclear> {
     let (scale, zero) = (inputs.ty(scale)?, inputs.ty(zero)?);
     if scale.elements() != 1 || zero.elements() != 1 {
-        return Err(
-            format!("the output's scale {scale} and zero point {zero} are not one element each").into()
-        );
+        return Err(OpError::shape(format!(
+            "the output's scale {scale} and zero point {zero} are not one element each"
+        ))
+        .into());
     }
     match (scale.dtype, zero.dtype) {
         (DataType::F32 | DataType::F16 | DataType::BF16, DataType::U8 | DataType::I8) => Ok(zero.dtype),
-        _ => Err(format!("an output of scale {scale} and zero point {zero} is not known to it").into()),
+        _ => Err(OpError::unsupported(format!(
+            "an output of scale {scale} and zero point {zero} is not known to it"
+        ))
+        .into()),
     }
 }
 
@@ -151,7 +157,7 @@ struct Requantized {
 }
 
 impl Requantized {
-    fn new(scales: View<'_>, zero: View<'_>) -> Result<Self, String> {
+    fn new(scales: View<'_>, zero: View<'_>) -> Result<Self, OpError> {
         let number = match zero.dtype {
             DataType::U8 => zero.elements::<u8>()[0].into(),
             _ => zero.elements::<i8>()[0].into(),
@@ -196,7 +202,7 @@ impl Operator for MatMul {
         batches.map_or(0, |batches| self.space(&batches, [a.dtype, b.dtype]).iter().sum())
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let [right, ..] = self.inputs();
         let (a, b) = (call.input(0)?.dtype, call.input(right)?.dtype);
         for dtype in [a, b] {
@@ -227,7 +233,7 @@ impl MatMul {
         [sums, int8::scratch(rows, n, k), copies[0], copies[1], m, n]
     }
 
-    fn multiply(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn multiply(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let [right, a_zero, b_zero] = self.inputs();
         let (a, b, out) = (call.input(0)?, call.input(right)?, call.output(0)?);
         let batches = Batches::new(a.shape, b.shape)?;
@@ -297,7 +303,7 @@ impl Conv {
     }
 
     /// Of the computation, to which sequences may come as planes of one column: they become rows, if one is not too long to be unrolled.
-    fn sizes(&self, x: &[usize], w: &[usize]) -> Result<Sizes, String> {
+    fn sizes(&self, x: &[usize], w: &[usize]) -> Result<Sizes, OpError> {
         let sizes = self.filters.sizes(x, w)?;
         let bytes = sizes.depth().saturating_add(sizes.to.saturating_mul(4));
         if sizes.window.output().saturating_mul(bytes) > LONG {
@@ -322,7 +328,7 @@ impl Operator for Conv {
         if let Some(bias) =
             inputs.opt(8).filter(|bias| bias.dtype != DataType::I32 || bias.shape != [filters])
         {
-            return Err(format!("a bias {bias} does not fit weights {w}").into());
+            return Err(OpError::shape(format!("a bias {bias} does not fit weights {w}")).into());
         }
         Ok(smallvec![sizes.out(output_type(inputs, 6, 7)?)?])
     }
@@ -340,7 +346,7 @@ impl Operator for Conv {
         })
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let [weights, ..] = self.inputs();
         let (x, w) = (call.input(0)?.dtype, call.input(weights)?.dtype);
         for dtype in [x, w] {
@@ -353,7 +359,7 @@ impl Operator for Conv {
 }
 
 impl Conv {
-    fn convolve(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn convolve(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let [weights, x_zero, w_zero] = self.inputs();
         let (x, w, out) = (call.input(0)?, call.input(weights)?, call.output(0)?);
         let sizes = self.sizes(x.shape, w.shape)?;
@@ -396,7 +402,7 @@ fn space(sizes: &Sizes, weights: DataType) -> [usize; 6] {
 }
 
 /// Takes sums; see [`sums`].
-type Store<'s> = &'s mut dyn FnMut(usize, usize, usize, &[i32]) -> Result<(), String>;
+type Store<'s> = &'s mut dyn FnMut(usize, usize, usize, &[i32]) -> Result<(), OpError>;
 
 /// Computes sums, and hands them to `store` with the plane of the output, the filter, and the first place in the plane.
 fn sums(
@@ -405,7 +411,7 @@ fn sums(
     (w, weights): (Bytes<'_>, DataType),
     scratch: &mut [u8],
     store: Store<'_>,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let (x_zero, x_flip) = (x.zero(0), x.flip);
     let (window, depth, to) = (&sizes.window, sizes.depth(), sizes.to);
     let (plane, places, filters) = (window.input(), window.output(), to * sizes.group);

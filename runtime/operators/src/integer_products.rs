@@ -10,7 +10,7 @@ use stepalloc_kernels::broadcast::broadcast;
 use stepalloc_kernels::gemm::int8::{self, Quantized, gemm_i8};
 use stepalloc_kernels::gemm::{Matrix, PARALLEL};
 use stepalloc_kernels::scales::load;
-use stepalloc_tensor::{DataType, Type, View};
+use stepalloc_tensor::{DataType, OpError, Type, View};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -41,8 +41,8 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
             transposed: [false; 2],
         })),
         "QGemm" => match [there(7), there(8)] {
-            [true, false] => Err("its output has a scale and no zero point".into()),
-            [false, true] => Err("its output has a zero point and no scale".into()),
+            [true, false] => Err(OpError::arity("its output has a scale and no zero point")),
+            [false, true] => Err(OpError::arity("its output has a zero point and no scale")),
             [output, _] => Ok(Box::new(Product {
                 a_scale: Some(1),
                 a_zero: 2,
@@ -89,9 +89,9 @@ impl Product {
         self.a_zero == 2
     }
 
-    fn batches(&self, a: &[usize], b: &[usize]) -> Result<Batches, String> {
+    fn batches(&self, a: &[usize], b: &[usize]) -> Result<Batches, OpError> {
         if self.is_gemm() && (a.len() != 2 || b.len() != 2) {
-            return Err(format!("it multiplies matrices, and has shapes {a:?} and {b:?}"));
+            return Err(OpError::shape(format!("it multiplies matrices, and has shapes {a:?} and {b:?}")));
         }
         let turned = |shape: &[usize], transposed: bool| match *shape {
             [rows, cols] if transposed => Some([cols, rows]),
@@ -127,7 +127,8 @@ impl Product {
     fn check(&self, inputs: &Known<'_>, Batches { n, .. }: &Batches) -> Result<(), Unclear> {
         let one = |index: usize, dtype: DataType| match inputs.opt(index) {
             Some(ty) if ty.dtype != dtype || ty.elements() != 1 => {
-                Err(format!("input {index} is {ty}, not one element of {dtype}"))
+                let what = format!("input {index} is {ty}, not one element of {dtype}");
+                Err(OpError::operand(ty, dtype, what))
             }
             _ => Ok(()),
         };
@@ -142,13 +143,20 @@ impl Product {
             if let Some(ty) =
                 inputs.opt(index).filter(|ty| ty.dtype != dtype || ![1, *n].contains(&ty.elements()))
             {
-                return Err(format!("input {index} is {ty}, not one element of {dtype} or {n}").into());
+                let what = format!("input {index} is {ty}, not one element of {dtype} or {n}");
+                return Err(OpError::operand(ty, dtype, what).into());
             }
         }
         if let Some([scale, zero]) = self.output {
             one(scale, DataType::F32)?;
             if let Some(zero) = inputs.opt(zero).filter(|zero| !is_byte(zero.dtype) || zero.elements() != 1) {
-                return Err(format!("its output's zero point is {zero}, not one element of 8 bits").into());
+                let what = format!("its output's zero point is {zero}, not one element of 8 bits");
+                return Err(if is_byte(zero.dtype) {
+                    OpError::shape(what)
+                } else {
+                    OpError::element_type(what)
+                }
+                .into());
             }
         }
         Ok(())
@@ -160,7 +168,7 @@ impl Operator for Product {
         let (a, b) = (inputs.ty(0)?, inputs.ty(self.b)?);
         let a_fits = if self.a_scale.is_some() { is_byte(a.dtype) } else { a.dtype == DataType::F32 };
         if !a_fits || !is_byte(b.dtype) {
-            return Err(format!("{a} and {b} cannot be multiplied by it").into());
+            return Err(OpError::shape(format!("{a} and {b} cannot be multiplied by it")).into());
         }
         let batches = self.batches(&a.shape, &b.shape)?;
         self.check(inputs, &batches)?;
@@ -173,7 +181,11 @@ impl Operator for Product {
                 false => (DataType::F32, bias.shape == [batches.n]),
             };
             if bias.dtype != dtype || !fits {
-                return Err(format!("a bias {bias} does not fit a product of shape {:?}", batches.out).into());
+                return Err(OpError::shape(format!(
+                    "a bias {bias} does not fit a product of shape {:?}",
+                    batches.out
+                ))
+                .into());
             }
         }
         let dtype = match self.output {
@@ -189,7 +201,7 @@ impl Operator for Product {
             .map_or(0, |batches| self.space(&batches, (a.dtype, a.elements()), b.dtype).iter().sum())
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (a, b, out) = (call.input(0)?, call.input(self.b)?, call.output(0)?);
         let batches = self.batches(a.shape, b.shape)?;
         let Batches { m, n, k, .. } = batches;

@@ -5,7 +5,7 @@
 use stepalloc_graph::operator::{
     Call, Definition, INTERNAL, Known, Made, Operator, Registry, Reuse, Types, Unclear, ints, typed,
 };
-use stepalloc_tensor::{DataType, Ints, Tensor, Type, View, axis};
+use stepalloc_tensor::{DataType, Ints, OpError, Tensor, Type, View, axis};
 
 mod attention;
 mod batchnorm;
@@ -148,12 +148,12 @@ fn microsoft(node: &Definition<'_>) -> Made {
 }
 
 /// A tensor in memory of the run around, in which is anything.
-fn fresh(ty: Type) -> Result<Tensor, String> {
-    stepalloc_graph::fresh(ty).map_err(|error| error.to_string())
+fn fresh(ty: Type) -> Result<Tensor, OpError> {
+    Ok(stepalloc_graph::fresh(ty)?)
 }
 
 /// The same elements in memory of the run around.
-fn copied(view: &View<'_>) -> Result<Tensor, String> {
+fn copied(view: &View<'_>) -> Result<Tensor, OpError> {
     let mut tensor = fresh(Type { dtype: view.dtype, shape: view.shape.into() })?;
     tensor.view_mut().bytes.copy_from_slice(view.bytes);
     Ok(tensor)
@@ -170,7 +170,7 @@ impl Stacked {
     /// Bytes that there is room for at first.
     const FIRST: usize = 1024;
 
-    fn push(&mut self, bytes: &[u8]) -> Result<(), String> {
+    fn push(&mut self, bytes: &[u8]) -> Result<(), OpError> {
         let end = self.length + bytes.len();
         let room = self.memory.as_ref().map_or(0, |memory| memory.ty().bytes());
         if end > room {
@@ -188,15 +188,17 @@ impl Stacked {
     }
 
     /// A tensor of them.
-    fn finish(self, ty: Type) -> Result<Tensor, String> {
+    fn finish(self, ty: Type) -> Result<Tensor, OpError> {
         match self.memory {
-            Some(memory) => memory.retyped(ty).ok_or_else(|| "less was stacked than is wanted".into()),
+            Some(memory) => {
+                memory.retyped(ty).ok_or_else(|| OpError::internal("less was stacked than is wanted"))
+            }
             None => fresh(ty),
         }
     }
 }
 
 /// A tensor of zeros, for what is not known before it runs.
-fn zeroed(ty: Type) -> Result<Tensor, String> {
-    Tensor::try_zeroed(ty).map_err(|error| error.to_string())
+fn zeroed(ty: Type) -> Result<Tensor, OpError> {
+    Ok(Tensor::try_zeroed(ty)?)
 }

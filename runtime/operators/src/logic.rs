@@ -10,7 +10,7 @@ use stepalloc_kernels::{
     minifloat::{decode, is_minifloat},
     no,
 };
-use stepalloc_tensor::{Bool, DataType, Element, by_integer, by_width};
+use stepalloc_tensor::{Bool, DataType, Element, OpError, by_integer, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -24,7 +24,11 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "BitShift" => match attributes.text("direction", "") {
             "LEFT" => Box::new(Bitwise::Left),
             "RIGHT" => Box::new(Bitwise::Right),
-            other => return Some(Err(format!("its direction is {other:?}, neither LEFT nor RIGHT"))),
+            other => {
+                return Some(Err(OpError::attribute(format!(
+                    "its direction is {other:?}, neither LEFT nor RIGHT"
+                ))));
+            }
         },
         "Not" => Box::new(Not { bits: false }),
         "BitwiseNot" => Box::new(Not { bits: true }),
@@ -62,7 +66,7 @@ impl Operator for Bitwise {
             _ => is_integer(a.dtype),
         };
         if a.dtype != b.dtype || !fits {
-            return Err(format!("it is not made for {a} and {b}").into());
+            return Err(OpError::element_type(format!("it is not made for {a} and {b}")).into());
         }
         Ok(smallvec![typed(a.dtype, broadcast_types(&[a, b])?)?])
     }
@@ -71,7 +75,7 @@ impl Operator for Bitwise {
         Reuse::InPlace(&[0, 1])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let dtype = call.dtype(0)?;
         let out = call.output(0)?;
         let (a, b) = (Operand::new(call, 0)?, Operand::new(call, 1)?);
@@ -127,7 +131,7 @@ impl Operator for Not {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let out = call.output(0)?;
         if call.in_place().is_none() {
             out.bytes.copy_from_slice(call.input(0)?.bytes);
@@ -152,12 +156,12 @@ impl Operator for Compare {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         if a.dtype != b.dtype {
-            return Err(format!("{a} and {b} have elements of two types").into());
+            return Err(OpError::element_type(format!("{a} and {b} have elements of two types")).into());
         }
         Ok(smallvec![typed(DataType::Bool, broadcast_types(&[a, b])?)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (mut a, mut b) = (Operand::new(call, 0)?, Operand::new(call, 1)?);
         let out = call.output(0)?;
         let dtype = call.dtype(0)?;
@@ -194,7 +198,10 @@ impl Operator for Where {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (condition, a, b) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
         if condition.dtype != DataType::Bool || a.dtype != b.dtype {
-            return Err(format!("it cannot choose by {condition} between {a} and {b}").into());
+            return Err(OpError::element_type(format!(
+                "it cannot choose by {condition} between {a} and {b}"
+            ))
+            .into());
         }
         Ok(smallvec![typed(a.dtype, broadcast_types(&[condition, a, b])?)?])
     }
@@ -203,12 +210,12 @@ impl Operator for Where {
         Reuse::InPlace(&[1, 2])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         by_width!(call.dtype(1)?, T => choose::<T>(call))
     }
 }
 
-fn choose<T: Pod + Send + Sync>(call: &mut Call<'_, '_>) -> Result<(), String> {
+fn choose<T: Pod + Send + Sync>(call: &mut Call<'_, '_>) -> Result<(), OpError> {
     let condition = call.input(0)?;
     let holds = condition.elements::<Bool>();
     let out = call.output(0)?;
@@ -291,7 +298,7 @@ impl Operator for Is {
         Ok(smallvec![typed(DataType::Bool, input.shape.clone())?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let input = call.input(0)?;
         let dtype = input.dtype;
         let out = call.output(0)?.elements::<Bool>();

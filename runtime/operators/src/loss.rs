@@ -6,7 +6,7 @@ use stepalloc_kernels::{
     blocks::{Source, put},
     no,
 };
-use stepalloc_tensor::{DataType, Shape, View};
+use stepalloc_tensor::{DataType, OpError, Shape, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let softmax = match node.op {
@@ -18,7 +18,11 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "none" => Reduction::None,
         "sum" => Reduction::Sum,
         "mean" => Reduction::Mean,
-        other => return Some(Err(format!("its reduction is {other:?}, not none, sum or mean"))),
+        other => {
+            return Some(Err(OpError::attribute(format!(
+                "its reduction is {other:?}, not none, sum or mean"
+            ))));
+        }
     };
     Some(Ok(Box::new(Loss {
         softmax,
@@ -48,15 +52,15 @@ impl Operator for Loss {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (scores, target) = (inputs.ty(0)?, inputs.ty(1)?);
         let [batch, classes, rest @ ..] = &scores.shape[..] else {
-            return Err(format!("{scores} has no classes").into());
+            return Err(OpError::shape(format!("{scores} has no classes")).into());
         };
         if target.shape.split_first().is_none_or(|(first, others)| first != batch || others != rest) {
-            return Err(format!("targets {target} do not fit {scores}").into());
+            return Err(OpError::shape(format!("targets {target} do not fit {scores}")).into());
         }
         if let Some(weight) = inputs.opt(2)
             && (weight.dtype != scores.dtype || weight.shape != [*classes])
         {
-            return Err(format!("{weight} is not a weight for each class of {scores}").into());
+            return Err(OpError::shape(format!("{weight} is not a weight for each class of {scores}")).into());
         }
         let shape = if self.reduction == Reduction::None { target.shape.clone() } else { Shape::default() };
         let mut types = smallvec![typed(scores.dtype, shape)?];
@@ -66,7 +70,7 @@ impl Operator for Loss {
         Ok(types)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (scores, target, weight) = (call.input(0)?, call.input(1)?, call.opt(2));
         let (loss, logs) = (call.opt_output(0), call.opt_output(1));
         let dtype = scores.dtype;
@@ -92,7 +96,7 @@ impl Loss {
         weight: Option<Source<'_>>,
         loss: &mut [u8],
         logs: &mut [u8],
-    ) -> Result<(), String> {
+    ) -> Result<(), OpError> {
         let (shape, dtype, scores) = (view.shape, view.dtype, Source::new(view));
         let (classes, inner) = (shape[1], shape[2..].iter().product::<usize>());
         let (mut sum, mut weights) = (0.0, 0.0);
@@ -114,7 +118,11 @@ impl Loss {
             let class = match target.dtype {
                 DataType::I32 => target.elements::<i32>()[place].into(),
                 DataType::I64 => target.elements::<i64>()[place],
-                other => return Err(format!("its targets are {other}, not int32 or int64")),
+                other => {
+                    return Err(OpError::element_type(format!(
+                        "its targets are {other}, not int32 or int64"
+                    )));
+                }
             };
             let (cost, counts) = if self.ignored == Some(class) {
                 (0.0, 0.0)
@@ -122,7 +130,7 @@ impl Loss {
                 let class = usize::try_from(class)
                     .ok()
                     .filter(|&class| class < classes)
-                    .ok_or_else(|| format!("there is no class {class} among {classes}"))?;
+                    .ok_or_else(|| OpError::value(format!("there is no class {class} among {classes}")))?;
                 let weight = weight.map_or(1.0, |weight| weight.at(class));
                 (weight * (less - scores.at(first + class * inner)), weight)
             };

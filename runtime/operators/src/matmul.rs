@@ -9,7 +9,7 @@ use stepalloc_kernels::{
     gemm::{BiasVector, Matrix, PARALLEL, Panels, gemm_f32, gemm_packed, load_halves, product, product_of},
     no,
 };
-use stepalloc_tensor::{DataType, Number, Type, View, ViewMut, by_type, by_width};
+use stepalloc_tensor::{DataType, Number, OpError, Type, View, ViewMut, by_type, by_width};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -46,13 +46,13 @@ pub(super) struct Batches {
 }
 
 impl Batches {
-    pub(super) fn new(a: &[usize], b: &[usize]) -> Result<Self, String> {
+    pub(super) fn new(a: &[usize], b: &[usize]) -> Result<Self, OpError> {
         Self::turned(a, b, [false; 2], true)
     }
 
     /// The same of operands whose matrices are given turned; vectors are as they are. `follow`: the left operand's matrices lie one
     /// behind the other.
-    fn turned(a: &[usize], b: &[usize], transposed: [bool; 2], follow: bool) -> Result<Self, String> {
+    fn turned(a: &[usize], b: &[usize], transposed: [bool; 2], follow: bool) -> Result<Self, OpError> {
         let turn = |shape: &[usize], transposed: bool| -> SmallVec<[usize; 6]> {
             let mut shape = SmallVec::from_slice(shape);
             let rank = shape.len();
@@ -62,7 +62,7 @@ impl Batches {
             shape
         };
         let (a, b) = (&turn(a, transposed[0])[..], &turn(b, transposed[1])[..]);
-        let wrong = || format!("matrices of shapes {a:?} and {b:?} cannot be multiplied");
+        let wrong = || OpError::shape(format!("matrices of shapes {a:?} and {b:?} cannot be multiplied"));
         // A vector is a row on the left and a column on the right, and that dimension is none of the output's.
         let (a_outer, m, k) = match a {
             [] => return Err(wrong()),
@@ -170,7 +170,7 @@ impl<'a, T: Copy> Operand<'a, T> {
 }
 
 impl MatMul {
-    fn batches(&self, a: &[usize], b: &[usize]) -> Result<Batches, String> {
+    fn batches(&self, a: &[usize], b: &[usize]) -> Result<Batches, OpError> {
         let shape = |index: usize, shape: &[usize]| -> SmallVec<[usize; 6]> {
             let mut shape = SmallVec::from_slice(shape);
             if let (true, Some(last)) = (self.rows_first[index], shape.len().checked_sub(1)) {
@@ -193,7 +193,7 @@ impl MatMul {
     }
 
     /// All products of a batch, none of which is empty.
-    fn multiply(&self, batches: &Batches, out: ViewMut<'_>, a: &[u8], b: &[u8]) -> Result<(), String> {
+    fn multiply(&self, batches: &Batches, out: ViewMut<'_>, a: &[u8], b: &[u8]) -> Result<(), OpError> {
         let Batches { m, n, k, .. } = *batches;
         let (dtype, width) = (out.dtype, out.dtype.bytes());
         let multiply = |index: usize, out: &mut [u8]| {
@@ -219,7 +219,7 @@ impl Operator for MatMul {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         if a.dtype != b.dtype {
-            return Err(format!("{a} and {b} have elements of two types").into());
+            return Err(OpError::element_type(format!("{a} and {b} have elements of two types")).into());
         }
         Ok(smallvec![typed(a.dtype, &self.batches(&a.shape, &b.shape)?.out[..])?])
     }
@@ -241,7 +241,7 @@ impl Operator for MatMul {
             .flatten()
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (a, b, out) = (call.input(0)?, call.input(1)?, call.output(0)?);
         let batches = self.batches(a.shape, b.shape)?;
         if out.bytes.is_empty() {
@@ -279,7 +279,7 @@ impl Operator for MatMul {
 }
 
 /// Multiplies all elements by a number.
-fn scale(dtype: DataType, elements: &mut [u8], number: f32) -> Result<(), String> {
+fn scale(dtype: DataType, elements: &mut [u8], number: f32) -> Result<(), OpError> {
     by_type!(dtype, [F32, F64], T => {
         let elements: &mut [T] = bytemuck::cast_slice_mut(elements);
         elements.iter_mut().for_each(|x| *x = T::from_f64(x.to_f64() * f64::from(number)));
@@ -288,7 +288,7 @@ fn scale(dtype: DataType, elements: &mut [u8], number: f32) -> Result<(), String
 }
 
 /// The packed matrix of a constant factor.
-fn matrix(prepacked: &Prepacked) -> Result<&PackedBMatrix<f32>, String> {
+fn matrix(prepacked: &Prepacked) -> Result<&PackedBMatrix<f32>, OpError> {
     prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec))).map(|packed: &Packed<_>| &**packed)
 }
 
@@ -326,17 +326,17 @@ impl Gemm {
     }
 
     /// Rows, columns, and depth.
-    fn sizes(&self, a: &[usize], b: &[usize]) -> Result<[usize; 3], String> {
+    fn sizes(&self, a: &[usize], b: &[usize]) -> Result<[usize; 3], OpError> {
         let (&[a_rows, a_cols], &[b_rows, b_cols]) = (a, b) else {
-            return Err(format!("it multiplies matrices, and has shapes {a:?} and {b:?}"));
+            return Err(OpError::shape(format!("it multiplies matrices, and has shapes {a:?} and {b:?}")));
         };
         let (m, k) = if self.transposed[0] { (a_cols, a_rows) } else { (a_rows, a_cols) };
         let (depth, n) = if self.transposed[1] { (b_cols, b_rows) } else { (b_rows, b_cols) };
         if depth != k {
-            return Err(format!(
+            return Err(OpError::shape(format!(
                 "{a:?} and {b:?} cannot be multiplied when transposed {:?}",
                 self.transposed
-            ));
+            )));
         }
         Ok([m, n, k])
     }
@@ -353,12 +353,12 @@ impl Operator for Gemm {
         let [m, n, _] = self.sizes(&a.shape, &b.shape)?;
         let c = inputs.opt(2);
         if a.dtype != b.dtype || c.is_some_and(|c| c.dtype != a.dtype) {
-            return Err("its inputs have elements of several types".into());
+            return Err(OpError::element_type("its inputs have elements of several types").into());
         }
         if let Some(c) = c
             && broadcast([&[m, n][..], &c.shape]).is_none_or(|all| all != [m, n])
         {
-            return Err(format!("{c} does not fit a product of {m} x {n}").into());
+            return Err(OpError::shape(format!("{c} does not fit a product of {m} x {n}")).into());
         }
         Ok(smallvec![typed(a.dtype, [m, n])?])
     }
@@ -376,7 +376,7 @@ impl Operator for Gemm {
         worth_packing(a.dtype, self.sizes(&a.shape, &b.shape).ok()?, self.transposed[1])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (a, b, c) = (call.input(0)?, call.input(1)?, call.opt(2));
         let out = call.output(0)?;
         let [m, n, k] = self.sizes(a.shape, b.shape)?;

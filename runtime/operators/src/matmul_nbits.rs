@@ -7,7 +7,7 @@ use stepalloc_kernels::gemm::nbits::{NBits, Zeros, multiply, scratch};
 use stepalloc_kernels::no;
 use stepalloc_kernels::real::{Space, widened, widened_bytes};
 use stepalloc_kernels::scales::load;
-use stepalloc_tensor::{DataType, Number, Type, bf16, f16};
+use stepalloc_tensor::{DataType, Number, OpError, Type, bf16, f16};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     Some(MatMulNBits::new(node).map(|made| Box::new(made) as _))
@@ -29,27 +29,34 @@ const GROUPS: usize = 4;
 const BIAS: usize = 5;
 
 impl MatMulNBits {
-    fn new(node: &Definition<'_>) -> Result<Self, String> {
+    fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let attributes = node.attributes;
         let size = |name: &str| {
-            let told = attributes.opt_int(name).ok_or_else(|| format!("it is told no {name}"))?;
-            usize::try_from(told).ok().filter(|&size| size > 0).ok_or_else(|| format!("its {name} is {told}"))
+            let told = attributes
+                .opt_int(name)
+                .ok_or_else(|| OpError::attribute(format!("it is told no {name}")))?;
+            usize::try_from(told)
+                .ok()
+                .filter(|&size| size > 0)
+                .ok_or_else(|| OpError::attribute(format!("its {name} is {told}")))
         };
         let bits = attributes.int("bits", 4);
         if !matches!(bits, 2 | 4 | 8) {
-            return Err(format!("weights of {bits} bits are not known to it: it takes 2, 4 and 8"));
+            return Err(OpError::unsupported(format!(
+                "weights of {bits} bits are not known to it: it takes 2, 4 and 8"
+            )));
         }
         let block = size("block_size")?;
         if block < 16 || !block.is_power_of_two() {
-            return Err(format!("its block_size is {block}, no power of two from 16 on"));
+            return Err(OpError::attribute(format!("its block_size is {block}, no power of two from 16 on")));
         }
         if attributes.int("weight_prepacked", 0) != 0 {
-            return Err(
-                "weights that were packed for another engine (weight_prepacked) cannot be read".into()
-            );
+            return Err(OpError::unsupported(
+                "weights that were packed for another engine (weight_prepacked) cannot be read",
+            ));
         }
         if node.inputs.get(GROUPS).copied().unwrap_or(false) {
-            return Err("blocks in another order (g_idx) are not known to it".into());
+            return Err(OpError::unsupported("blocks in another order (g_idx) are not known to it"));
         }
         Ok(Self { bits: bits as usize, block, depth: size("K")?, cols: size("N")? })
     }
@@ -72,19 +79,28 @@ impl Operator for MatMulNBits {
             return Err(no(a.dtype).into());
         }
         if a.shape.last() != Some(&depth) {
-            return Err(format!("{a} has no rows of K = {depth} elements").into());
+            return Err(OpError::shape(format!("{a} has no rows of K = {depth} elements")).into());
         }
         let wanted = cols.checked_mul(self.blocks()).and_then(|all| all.checked_mul(block * bits / 8));
         if b.dtype != DataType::U8 || Some(b.elements()) != wanted {
-            return Err(format!(
-                "weights {b} are not {cols} columns of {} blocks of {block} elements of {bits} bits",
-                self.blocks()
+            return Err(OpError::operand(
+                b,
+                DataType::U8,
+                format!(
+                    "weights {b} are not {cols} columns of {} blocks of {block} elements of {bits} bits",
+                    self.blocks()
+                ),
             )
             .into());
         }
         let blocks = cols * self.blocks();
         if scales.dtype != a.dtype || scales.elements() != blocks {
-            return Err(format!("scales {scales} are not {blocks} of {}", a.dtype).into());
+            return Err(OpError::operand(
+                scales,
+                a.dtype,
+                format!("scales {scales} are not {blocks} of {}", a.dtype),
+            )
+            .into());
         }
         if let Some(zeros) = inputs.opt(ZEROS) {
             let packed = cols * (self.blocks() * bits).div_ceil(8);
@@ -93,13 +109,19 @@ impl Operator for MatMulNBits {
                 dtype => dtype == a.dtype && zeros.elements() == blocks,
             };
             if !fits {
-                return Err(
-                    format!("zero points {zeros} are not those of {blocks} blocks of {bits} bits").into()
-                );
+                return Err(OpError::shape(format!(
+                    "zero points {zeros} are not those of {blocks} blocks of {bits} bits"
+                ))
+                .into());
             }
         }
         if let Some(bias) = inputs.opt(BIAS).filter(|bias| bias.dtype != a.dtype || bias.shape != [cols]) {
-            return Err(format!("a bias {bias} is not {cols} elements of {}", a.dtype).into());
+            return Err(OpError::operand(
+                bias,
+                a.dtype,
+                format!("a bias {bias} is not {cols} elements of {}", a.dtype),
+            )
+            .into());
         }
         let mut shape = a.shape.clone();
         shape.last_mut().into_iter().for_each(|last| *last = cols);
@@ -113,7 +135,7 @@ impl Operator for MatMulNBits {
         })
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (a, b, scales, out) = (call.input(0)?, call.input(B)?, call.input(SCALES)?, call.output(0)?);
         let &Self { bits, block, depth, cols } = self;
         let mut space = Space(call.scratch());
@@ -220,7 +242,8 @@ mod tests {
     fn what_it_does_not_take_is_said_when_the_model_is_loaded() {
         let (b, scales, _) = weights();
         let inputs = || vec![Some(numbers(&[1, 40], 1)), Some(b.clone()), Some(scales.clone())];
-        let said = |trial: Trial<'_>| trial.operator().err().unwrap_or_default();
+        let said =
+            |trial: Trial<'_>| trial.operator().err().map_or_else(String::new, |error| error.to_string());
         assert!(said(trial(3, [40, 3], inputs())).contains("3 bits"));
         assert!(said(trial(4, [40, 3], inputs()).int("weight_prepacked", 1)).contains("weight_prepacked"));
         let mut grouped = inputs();

@@ -6,7 +6,7 @@ use stepalloc_kernels::{
     broadcast::broadcast,
     strided::{Axes, Axis, copy, lay_out, permuted, strides},
 };
-use stepalloc_tensor::{Shape, by_width};
+use stepalloc_tensor::{OpError, Shape, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -16,7 +16,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "Tile" => Box::new(Repeated::Tile),
         "Concat" => match attributes.opt_int("axis") {
             Some(axis) => Box::new(Concat { axis }),
-            None => return Some(Err("it is told no axis".into())),
+            None => return Some(Err(OpError::attribute("it is told no axis"))),
         },
         "Split" => Box::new(Split {
             axis: attributes.int("axis", 0),
@@ -31,12 +31,12 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "DepthToSpace" | "SpaceToDepth" => {
             let blocks = attributes.int("blocksize", 0);
             let Some(block) = usize::try_from(blocks).ok().filter(|&block| block > 0) else {
-                return Some(Err(format!("its blocksize is {blocks}")));
+                return Some(Err(OpError::attribute(format!("its blocksize is {blocks}"))));
             };
             let columns_first = match attributes.text("mode", "DCR") {
                 "DCR" => false,
                 "CRD" => true,
-                mode => return Some(Err(format!("there is no mode {mode:?}"))),
+                mode => return Some(Err(OpError::attribute(format!("there is no mode {mode:?}")))),
             };
             Box::new(Blocks { block, columns_first, to_depth: node.op == "SpaceToDepth" })
         }
@@ -45,7 +45,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
 }
 
 /// Copies input 0 to output 0.
-fn copy_all(call: &mut Call<'_, '_>, axes: &[Axis], from: usize) -> Result<(), String> {
+fn copy_all(call: &mut Call<'_, '_>, axes: &[Axis], from: usize) -> Result<(), OpError> {
     let (input, output) = (call.input(0)?, call.output(0)?);
     by_width!(input.dtype, T => copy(axes, input.raw::<T>(), from, output.raw::<T>(), 0));
     Ok(())
@@ -58,12 +58,12 @@ struct Transpose {
 }
 
 impl Transpose {
-    fn order(&self, rank: usize) -> Result<SmallVec<[usize; 8]>, String> {
+    fn order(&self, rank: usize) -> Result<SmallVec<[usize; 8]>, OpError> {
         let Some(told) = &self.order else { return Ok((0..rank).rev().collect()) };
         let order =
-            told.iter().map(|&at| axis(at, rank)).collect::<Result<SmallVec<[usize; 8]>, String>>()?;
+            told.iter().map(|&at| axis(at, rank)).collect::<Result<SmallVec<[usize; 8]>, OpError>>()?;
         if order.len() != rank || (0..rank).any(|at| !order.contains(&at)) {
-            return Err(format!("{told:?} is no order of {rank} dimensions"));
+            return Err(OpError::attribute(format!("{told:?} is no order of {rank} dimensions")));
         }
         Ok(order)
     }
@@ -76,7 +76,7 @@ impl Operator for Transpose {
         Ok(smallvec![typed(input.dtype, shape)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let shape = call.input(0)?.shape;
         copy_all(call, &permuted(shape, &self.order(shape.len())?), 0)
     }
@@ -93,32 +93,32 @@ impl Operator for Repeated {
         let input = inputs.ty(0)?;
         let told = inputs.ints(1)?;
         let wanted = told.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Shape, _>>();
-        let wanted = wanted.map_err(|_| format!("one of {told:?} is negative"))?;
+        let wanted = wanted.map_err(|_| OpError::value(format!("one of {told:?} is negative")))?;
         let shape = match self {
             Self::Expand => broadcast([&input.shape[..], &wanted])
-                .ok_or_else(|| format!("{input} cannot be expanded to {wanted:?}"))?,
+                .ok_or_else(|| OpError::shape(format!("{input} cannot be expanded to {wanted:?}")))?,
             Self::Tile if wanted.len() != input.rank() => {
-                return Err(format!("{input} cannot be repeated {wanted:?} times").into());
+                return Err(OpError::shape(format!("{input} cannot be repeated {wanted:?} times")).into());
             }
             Self::Tile => {
                 let times = input.shape.iter().zip(&wanted).map(|(&dim, &times)| dim.checked_mul(times));
                 times
                     .collect::<Option<_>>()
-                    .ok_or_else(|| format!("{input} {wanted:?} times is too large"))?
+                    .ok_or_else(|| OpError::shape(format!("{input} {wanted:?} times is too large")))?
             }
         };
         Ok(smallvec![typed(input.dtype, shape)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let shape = call.input(0)?.shape;
-        let told = ints(&call.input(1)?).ok_or("input 1 is not integers")?;
+        let told = ints(&call.input(1)?).ok_or_else(|| OpError::element_type("input 1 is not integers"))?;
         let strides = strides(shape);
         let mut axes = Axes::new();
         match self {
             Self::Expand => {
                 let whole = told.iter().map(|&dim| dim as usize).collect::<SmallVec<[usize; 8]>>();
-                let whole = broadcast([shape, &whole]).ok_or("shapes do not fit")?;
+                let whole = broadcast([shape, &whole]).ok_or_else(|| OpError::shape("shapes do not fit"))?;
                 let new = whole.len() - shape.len();
                 for (at, &length) in whole.iter().enumerate() {
                     let old = at.checked_sub(new).filter(|&old| shape[old] != 1);
@@ -158,14 +158,15 @@ impl Operator for Concat {
                 && next.rank() == first.rank()
                 && (0..first.rank()).all(|dim| dim == at || next.shape[dim] == first.shape[dim]);
             if !fits {
-                return Err(format!("{next} does not go on {first} along axis {at}").into());
+                return Err(OpError::shape(format!("{next} does not go on {first} along axis {at}")).into());
             }
-            shape[at] = shape[at].checked_add(next.shape[at]).ok_or("it is too large")?;
+            shape[at] =
+                shape[at].checked_add(next.shape[at]).ok_or_else(|| OpError::shape("it is too large"))?;
         }
         Ok(smallvec![typed(first.dtype, shape)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let output = call.output(0)?;
         let at = axis(self.axis, output.shape.len())?;
         let (outer, inner) = around(output.shape, at);
@@ -211,24 +212,34 @@ impl Operator for Split {
         };
         let sizes: Shape = if let Some(told) = told {
             let sizes = told.iter().map(|&size| usize::try_from(size)).collect::<Result<Shape, _>>();
-            let sizes = sizes.map_err(|_| format!("one of {told:?} is negative"))?;
+            let sizes = sizes.map_err(|_| OpError::value(format!("one of {told:?} is negative")))?;
             let sum = sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
             if sum != Some(whole) {
-                return Err(format!("parts of {told:?} are not the {whole} of axis {at}").into());
+                return Err(
+                    OpError::value(format!("parts of {told:?} are not the {whole} of axis {at}")).into()
+                );
             }
             sizes
         } else {
             let parts = self.parts.map_or(Ok(self.outputs), usize::try_from);
             let parts = parts.ok().filter(|&parts| parts == self.outputs && parts > 0);
-            let parts = parts.ok_or_else(|| format!("{} outputs are not what it makes", self.outputs))?;
+            let parts = parts
+                .ok_or_else(|| OpError::arity(format!("{} outputs are not what it makes", self.outputs)))?;
             if self.parts.is_none() && !whole.is_multiple_of(parts) {
-                return Err(format!("{whole} of axis {at} are not {parts} equal parts").into());
+                return Err(
+                    OpError::shape(format!("{whole} of axis {at} are not {parts} equal parts")).into()
+                );
             }
             let size = whole.div_ceil(parts);
             (0..parts).map(|n| size.min(whole.saturating_sub(n * size))).collect()
         };
         if sizes.len() != self.outputs {
-            return Err(format!("it makes {} parts for {} outputs", sizes.len(), self.outputs).into());
+            return Err(OpError::arity(format!(
+                "it makes {} parts for {} outputs",
+                sizes.len(),
+                self.outputs
+            ))
+            .into());
         }
         let part = |&size: &usize| {
             let mut shape = input.shape.clone();
@@ -238,7 +249,7 @@ impl Operator for Split {
         sizes.iter().map(part).collect()
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let input = call.input(0)?;
         let at = axis(self.axis, input.shape.len())?;
         let (outer, inner) = around(input.shape, at);
@@ -287,12 +298,12 @@ struct Range {
 
 impl Range {
     /// As numpy has it, of `dim` elements.
-    fn new(dim: usize, start: i64, end: i64, step: i64) -> Result<Self, String> {
+    fn new(dim: usize, start: i64, end: i64, step: i64) -> Result<Self, OpError> {
         // Wide, so that ends at the bounds of i64, which models use for "to the end", do not overflow.
         let dim = dim as i128;
         let from_end = |at: i64| i128::from(at) + if at < 0 { dim } else { 0 };
         let (lowest, highest) = match step {
-            0 => return Err("its step is 0".into()),
+            0 => return Err(OpError::value("its step is 0")),
             1.. => (0, dim),
             _ => (-1, dim - 1),
         };
@@ -311,11 +322,15 @@ fn ranges(
     ends: &[i64],
     axes: Option<&[i64]>,
     steps: Option<&[i64]>,
-) -> Result<SmallVec<[Range; 8]>, String> {
+) -> Result<SmallVec<[Range; 8]>, OpError> {
     let count = axes.map_or(starts.len(), <[i64]>::len);
     if starts.len() != count || ends.len() != count || steps.is_some_and(|steps| steps.len() != count) {
         let steps = steps.map_or(count, <[i64]>::len);
-        return Err(format!("{} starts, {} ends, {count} axes, {steps} steps", starts.len(), ends.len()));
+        return Err(OpError::shape(format!(
+            "{} starts, {} ends, {count} axes, {steps} steps",
+            starts.len(),
+            ends.len()
+        )));
     }
     let mut ranges: SmallVec<[Range; 8]> =
         shape.iter().map(|&length| Range { begin: 0, step: 1, length }).collect();
@@ -340,11 +355,14 @@ impl Operator for Slice {
         Ok(smallvec![typed(input.dtype, ranges.iter().map(|range| range.length).collect::<Shape>())?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let shape = call.input(0)?.shape;
         let told = |index| {
             call.opt(index)
-                .map(|told| ints(&told).ok_or_else(|| format!("input {index} is {}", told.dtype)))
+                .map(|told| {
+                    ints(&told)
+                        .ok_or_else(|| OpError::element_type(format!("input {index} is {}", told.dtype)))
+                })
                 .transpose()
         };
         let ranges = match &self.told {
@@ -378,10 +396,10 @@ impl Operator for Blocks {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let &[batch, depth, height, width] = &input.shape[..] else {
-            return Err(format!("{input} is no batch of images").into());
+            return Err(OpError::shape(format!("{input} is no batch of images")).into());
         };
         let block = self.block;
-        let large = || format!("{input} in blocks of {block} is too large");
+        let large = || OpError::shape(format!("{input} in blocks of {block} is too large"));
         let square = block.checked_mul(block).ok_or_else(large)?;
         let fits = if self.to_depth {
             height.is_multiple_of(block) && width.is_multiple_of(block)
@@ -389,7 +407,7 @@ impl Operator for Blocks {
             depth.is_multiple_of(square)
         };
         if !fits {
-            return Err(format!("{input} cannot be divided into blocks of {block}").into());
+            return Err(OpError::shape(format!("{input} cannot be divided into blocks of {block}")).into());
         }
         let grown = |dim: usize, by: usize| dim.checked_mul(by).ok_or_else(large);
         let shape = if self.to_depth {
@@ -400,9 +418,9 @@ impl Operator for Blocks {
         Ok(smallvec![typed(input.dtype, shape)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let &[batch, depth, height, width] = call.input(0)?.shape else {
-            return Err("its input is no batch of images".into());
+            return Err(OpError::shape("its input is no batch of images"));
         };
         let block = self.block;
         let axes = if self.to_depth {

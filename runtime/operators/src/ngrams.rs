@@ -5,7 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use stepalloc_kernels::no;
-use stepalloc_tensor::{DataType, Shape, Type};
+use stepalloc_tensor::{DataType, OpError, Shape, Type};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     (node.op == "TfIdfVectorizer").then(|| Ok(Box::new(Vectorizer::new(node)?) as _))
@@ -33,56 +33,73 @@ struct Vectorizer {
 }
 
 impl Vectorizer {
-    fn new(node: &Definition<'_>) -> Result<Self, String> {
+    fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let attributes = node.attributes;
         let mode = match attributes.text("mode", "") {
             "TF" => Mode::Count,
             "IDF" => Mode::Weight,
             "TFIDF" => Mode::Both,
-            other => return Err(format!("its mode is {other:?}, not TF, IDF or TFIDF")),
+            other => return Err(OpError::attribute(format!("its mode is {other:?}, not TF, IDF or TFIDF"))),
         };
-        let size = |name: &str| -> Result<usize, String> {
-            let value = attributes.opt_int(name).ok_or_else(|| format!("it has no {name}"))?;
-            usize::try_from(value).map_err(|_| format!("its {name} is {value}"))
+        let size = |name: &str| -> Result<usize, OpError> {
+            let value =
+                attributes.opt_int(name).ok_or_else(|| OpError::attribute(format!("it has no {name}")))?;
+            usize::try_from(value).map_err(|_| OpError::attribute(format!("its {name} is {value}")))
         };
         let (least, most) = (size("min_gram_length")?, size("max_gram_length")?);
         if least == 0 || least > most {
-            return Err(format!("there are no lengths from {least} to {most}"));
+            return Err(OpError::attribute(format!("there are no lengths from {least} to {most}")));
         }
-        let pool = attributes.ints("pool_int64s").ok_or("it knows no sequences of integers")?;
-        let places = attributes.ints("ngram_indexes").ok_or("it has no ngram_indexes")?;
+        let pool = attributes
+            .ints("pool_int64s")
+            .ok_or_else(|| OpError::attribute("it knows no sequences of integers"))?;
+        let places =
+            attributes.ints("ngram_indexes").ok_or_else(|| OpError::attribute("it has no ngram_indexes"))?;
         let places: Vec<usize> = places
             .into_iter()
-            .map(|place| usize::try_from(place).map_err(|_| format!("there is no column {place}")))
+            .map(|place| {
+                usize::try_from(place).map_err(|_| OpError::attribute(format!("there is no column {place}")))
+            })
             .collect::<Result<_, _>>()?;
         let weights = attributes.floats("weights");
         if weights.as_ref().is_some_and(|weights| weights.len() != places.len()) {
-            return Err("it has not as many weights as sequences".into());
+            return Err(OpError::attribute("it has not as many weights as sequences"));
         }
-        let starts = attributes.ints("ngram_counts").ok_or("it has no ngram_counts")?;
+        let starts =
+            attributes.ints("ngram_counts").ok_or_else(|| OpError::attribute("it has no ngram_counts"))?;
         let starts: Vec<usize> = starts
             .into_iter()
-            .map(|start| usize::try_from(start).map_err(|_| format!("no sequence begins at {start}")))
+            .map(|start| {
+                usize::try_from(start)
+                    .map_err(|_| OpError::attribute(format!("no sequence begins at {start}")))
+            })
             .collect::<Result<_, _>>()?;
         let mut known = HashMap::new();
         let mut number = 0;
         for (level, &start) in starts.iter().enumerate() {
             let end = starts.get(level + 1).copied().unwrap_or(pool.len());
             let words = pool.get(start..end).ok_or_else(|| {
-                format!("sequences from {start} to {end} are not among {} words", pool.len())
+                let words = pool.len();
+                OpError::attribute(format!("sequences from {start} to {end} are not among {words} words"))
             })?;
             if !words.len().is_multiple_of(level + 1) {
-                return Err(format!("{} words are no sequences of {}", words.len(), level + 1));
+                return Err(OpError::attribute(format!(
+                    "{} words are no sequences of {}",
+                    words.len(),
+                    level + 1
+                )));
             }
             for sequence in words.chunks_exact(level + 1) {
-                let &place = places.get(number).ok_or_else(|| format!("sequence {number} has no column"))?;
+                let &place = places
+                    .get(number)
+                    .ok_or_else(|| OpError::attribute(format!("sequence {number} has no column")))?;
                 let weight = weights.as_ref().map_or(1.0, |weights| weights[number]);
                 known.insert(sequence.into(), (place, weight));
                 number += 1;
             }
         }
-        let last = places.into_iter().max().ok_or("it knows no sequences")?;
-        let columns = last.checked_add(1).ok_or("it has too many columns")?;
+        let last = places.into_iter().max().ok_or_else(|| OpError::attribute("it knows no sequences"))?;
+        let columns = last.checked_add(1).ok_or_else(|| OpError::attribute("it has too many columns"))?;
         Ok(Self { mode, known, lengths: least..=most, skips: size("max_skip_count")?, columns })
     }
 
@@ -120,7 +137,7 @@ impl Operator for Vectorizer {
         let mut shape = match &input.shape[..] {
             [] | [_] => Shape::default(),
             [rows, _] => [*rows].into(),
-            _ => return Err(format!("{input} has more than two dimensions").into()),
+            _ => return Err(OpError::shape(format!("{input} has more than two dimensions")).into()),
         };
         shape.push(self.columns);
         Ok(smallvec![typed(DataType::F32, shape)?])
@@ -130,7 +147,7 @@ impl Operator for Vectorizer {
         inputs.opt(0).filter(|ty| ty.dtype == DataType::I32).map_or(0, |ty| row(&ty.shape) * size_of::<i64>())
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?.elements::<f32>());
         let length = row(input.shape);
         let wide = call.scratch_of::<i64>();

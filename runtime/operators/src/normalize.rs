@@ -5,7 +5,7 @@ use super::slabs::{self, Affine, Kernel, Real};
 use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis, typed};
 use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::broadcast::Walk;
-use stepalloc_tensor::{DataType, Type};
+use stepalloc_tensor::{DataType, OpError, Type};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -14,13 +14,13 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "RMSNormalization" => What::Rms,
         // What ONNX Runtime calls it.
         "SimplifiedLayerNormalization" if node.outputs.get(1).copied().unwrap_or(false) => {
-            return Some(Err("its deviation is not among what it gives here".into()));
+            return Some(Err(OpError::unsupported("its deviation is not among what it gives here")));
         }
         "SimplifiedLayerNormalization" => What::Rms,
         "InstanceNormalization" => What::Instance,
         "GroupNormalization" => match attributes.opt_int("num_groups").map(usize::try_from) {
             Some(Ok(groups @ 1..)) => What::Group { groups, each: node.opset >= 21 },
-            _ => return Some(Err("it does not say how many groups there are".into())),
+            _ => return Some(Err(OpError::attribute("it does not say how many groups there are"))),
         },
         _ => return None,
     };
@@ -29,7 +29,11 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         10 => DataType::F16,
         11 => DataType::F64,
         16 => DataType::BF16,
-        other => return Some(Err(format!("its stash_type is {other}, no type of real numbers"))),
+        other => {
+            return Some(Err(OpError::attribute(format!(
+                "its stash_type is {other}, no type of real numbers"
+            ))));
+        }
     };
     let figures = matches!(what, What::Layer) && node.outputs.iter().skip(1).any(|&wanted| wanted);
     Some(Ok(Box::new(Normalization {
@@ -67,7 +71,7 @@ struct Normalization {
 }
 
 impl Normalization {
-    fn stretch(&self, shape: &[usize], scale: &[usize], bias: Option<&[usize]>) -> Result<Stretch, String> {
+    fn stretch(&self, shape: &[usize], scale: &[usize], bias: Option<&[usize]>) -> Result<Stretch, OpError> {
         let rank = shape.len();
         let centre = !matches!(self.what, What::Rms);
         let (dims, split, groups): (SmallVec<[usize; 6]>, _, _) = match self.what {
@@ -75,16 +79,16 @@ impl Normalization {
                 let at = axis(self.axis, rank)?;
                 return Stretch::new(shape, at, [scale, bias.unwrap_or(&[])], centre, self.epsilon);
             }
-            _ if rank < 2 => return Err(format!("shape {shape:?} has no channels")),
+            _ if rank < 2 => return Err(OpError::shape(format!("shape {shape:?} has no channels"))),
             What::Instance => {
                 (smallvec::smallvec![shape[0], shape[1], shape[2..].iter().product()], 2, [shape[1], 1])
             }
             What::Group { groups, each } => {
                 let channels = shape[1];
                 if !channels.is_multiple_of(groups) {
-                    return Err(format!(
+                    return Err(OpError::shape(format!(
                         "{channels} channels cannot be put into {groups} groups of one size"
-                    ));
+                    )));
                 }
                 let group = channels / groups;
                 let inner = shape[2..].iter().product();
@@ -98,7 +102,9 @@ impl Normalization {
         for given in [Some(scale), bias].into_iter().flatten() {
             let wanted = groups[0] * groups[1];
             if given != [wanted] {
-                return Err(format!("its parameters are of shape {given:?} instead of [{wanted}]"));
+                return Err(OpError::shape(format!(
+                    "its parameters are of shape {given:?} instead of [{wanted}]"
+                )));
             }
         }
         let bias = bias.map_or(&[][..], |_| &parameter);
@@ -146,9 +152,9 @@ impl Operator for Normalization {
             .map_or(0, |stretch| slabs::scratch(inputs, output.dtype, stretch.size, parameters, self.figures))
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let shape = call.outputs.first().and_then(|output| Some(output.as_ref()?.shape));
-        let shape = shape.ok_or("output 0 is wanted by nobody")?;
+        let shape = shape.ok_or_else(|| OpError::arity("output 0 is wanted by nobody"))?;
         let scale = call.input(1)?;
         let bias = call.opt(2).filter(|_| self.has_bias());
         let stretch = self.stretch(shape, scale.shape, bias.map(|bias| bias.shape))?;
@@ -175,12 +181,14 @@ impl Stretch {
         parameters: [&[usize]; 2],
         centre: bool,
         epsilon: f32,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, OpError> {
         for parameter in parameters {
             let fits = parameter.len() <= shape.len()
                 && parameter.iter().rev().zip(shape.iter().rev()).all(|(&own, &dim)| own == 1 || own == dim);
             if !fits {
-                return Err(format!("a parameter of shape {parameter:?} does not fit {shape:?}"));
+                return Err(OpError::shape(format!(
+                    "a parameter of shape {parameter:?} does not fit {shape:?}"
+                )));
             }
         }
         let (outer, inner) = shape.split_at(split);

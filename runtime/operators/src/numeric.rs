@@ -4,7 +4,7 @@ use super::unary::{blocks, blocks_at, each, wide};
 use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, cast};
 use smallvec::smallvec;
 use stepalloc_kernels::no;
-use stepalloc_tensor::{DataType, Number, by_number, by_type};
+use stepalloc_tensor::{DataType, Number, OpError, by_number, by_type};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -40,7 +40,7 @@ impl Operator for Numeric {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let dtype = call.dtype(0)?;
         let computed = wide(dtype).ok_or_else(|| no(dtype))?;
         if let Self::Shrink { bias, lambd } = *self {
@@ -110,7 +110,12 @@ impl Operator for Clip {
         let input = inputs.ty(0)?;
         for limit in [inputs.opt(1), inputs.opt(2)].into_iter().flatten() {
             if limit.dtype != input.dtype || limit.elements() != 1 {
-                return Err(format!("its limit is {limit}, not one element of {}", input.dtype).into());
+                return Err(OpError::operand(
+                    limit,
+                    input.dtype,
+                    format!("its limit is {limit}, not one element of {}", input.dtype),
+                )
+                .into());
             }
         }
         Ok(smallvec![input.clone()])
@@ -120,7 +125,7 @@ impl Operator for Clip {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let dtype = call.dtype(0)?;
         let limits = [(1, self.min), (2, self.max)].map(|(input, attribute)| (call.opt(input), attribute));
         // Without limits infinity becomes the largest number.

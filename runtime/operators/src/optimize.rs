@@ -5,7 +5,7 @@
 
 use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, ints};
 use stepalloc_kernels::{no, real::Real};
-use stepalloc_tensor::{DataType, Number, by_type};
+use stepalloc_tensor::{DataType, Number, OpError, by_type};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     if node.domain != "ai.onnx.preview.training" {
@@ -26,7 +26,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
             nesterov: match node.attributes.text("mode", "") {
                 "nesterov" => true,
                 "standard" => false,
-                other => return Some(Err(format!("there is no mode {other:?}"))),
+                other => return Some(Err(OpError::attribute(format!("there is no mode {other:?}")))),
             },
         },
         _ => return None,
@@ -34,7 +34,9 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
     let groups = rule.remembered() + 2;
     let tensors = node.inputs.len().saturating_sub(2);
     if tensors == 0 || !tensors.is_multiple_of(groups) {
-        return Some(Err(format!("it has {tensors} tensors, which are not groups of {groups}")));
+        return Some(Err(OpError::arity(format!(
+            "it has {tensors} tensors, which are not groups of {groups}"
+        ))));
     }
     Some(Ok(Box::new(Optimizer { rule, norm: float("norm_coefficient", 0.0), weights: tensors / groups })))
 }
@@ -97,7 +99,7 @@ impl<T: Real> Group<'_, T> {
 }
 
 impl Optimizer {
-    fn compute<T: Real>(&self, call: &mut Call<'_, '_>, rate: f64, steps: i64) -> Result<(), String> {
+    fn compute<T: Real>(&self, call: &mut Call<'_, '_>, rate: f64, steps: i64) -> Result<(), OpError> {
         let (w, count) = (|x: f64| T::from_f64(x), self.weights);
         for index in 0..count {
             let at = |group: usize| call.input(2 + group * count + index);
@@ -111,7 +113,7 @@ impl Optimizer {
             let out = [out(0), out(1), if self.rule.remembered() > 1 { out(2) } else { None }];
             let mut group = Group { gradient, remembered: [first, second], out, weights };
             if group.weights.is_none() && group.out[0].is_none() {
-                return Err("its weights are nowhere".into());
+                return Err(OpError::MissingInput(0));
             }
             let norm = w(self.norm);
             match self.rule {
@@ -172,7 +174,7 @@ impl Operator for Optimizer {
         for index in 0..2 {
             let ty = inputs.ty(index)?;
             if ty.elements() != 1 {
-                return Err(format!("input {index} is {ty}, not one number").into());
+                return Err(OpError::shape(format!("input {index} is {ty}, not one number")).into());
             }
         }
         let groups = self.rule.remembered() + 2;
@@ -181,7 +183,12 @@ impl Operator for Optimizer {
             for index in 0..self.weights {
                 let (weights, ty) = (inputs.ty(2 + index)?, inputs.ty(2 + group * self.weights + index)?);
                 if ty != weights {
-                    return Err(format!("weights are {weights}, and what belongs to them is {ty}").into());
+                    return Err(OpError::operand(
+                        ty,
+                        weights.dtype,
+                        format!("weights are {weights}, and what belongs to them is {ty}"),
+                    )
+                    .into());
                 }
                 if !matches!(ty.dtype, DataType::F32 | DataType::F64) || ty.dtype != inputs.ty(2)?.dtype {
                     return Err(no(ty.dtype).into());
@@ -198,12 +205,17 @@ impl Operator for Optimizer {
         Reuse::InPlace(&[2])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (rate, steps) = (call.input(0)?, call.input(1)?);
         let rate = by_type!(rate.dtype, [F32, F64], T => rate.elements::<T>()[0].to_f64(), return Err(no(rate.dtype)));
         let steps = match ints(&steps).as_deref() {
             Some(&[steps]) => steps,
-            _ => return Err(format!("the number of steps is {}{:?}", steps.dtype, steps.shape)),
+            _ => {
+                return Err(OpError::shape(format!(
+                    "the number of steps is {}{:?}",
+                    steps.dtype, steps.shape
+                )));
+            }
         };
         by_type!(call.dtype(2)?, [F32, F64], T => self.compute::<T>(call, rate, steps), Err(no(call.dtype(2)?)))
     }

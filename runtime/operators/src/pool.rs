@@ -13,14 +13,14 @@ use stepalloc_kernels::{
     gemm::PARALLEL,
     no,
 };
-use stepalloc_tensor::{DataType, Type, View, ViewMut, by_width};
+use stepalloc_tensor::{DataType, OpError, Type, View, ViewMut, by_width};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
     let norm = || Of::norm(attributes.int("p", 2));
-    let pool = |of: Result<Of, String>| Pool::new(attributes, of?).map(|pool| Box::new(pool) as _);
-    let global = |of: Result<Of, String>| Ok(Box::new(Global(of?)) as _);
+    let pool = |of: Result<Of, OpError>| Pool::new(attributes, of?).map(|pool| Box::new(pool) as _);
+    let global = |of: Result<Of, OpError>| Ok(Box::new(Global(of?)) as _);
     Some(match node.op {
         "MaxPool" => pool(Ok(Of::Max)),
         "AveragePool" => pool(Ok(Of::Average { padded: attributes.int("count_include_pad", 0) != 0 })),
@@ -46,9 +46,9 @@ pub(super) enum Of {
 }
 
 impl Of {
-    fn norm(order: i64) -> Result<Self, String> {
+    fn norm(order: i64) -> Result<Self, OpError> {
         let order = i32::try_from(order).ok().filter(|&order| order > 0);
-        order.map(Self::Norm).ok_or_else(|| "p is not a positive number of 31 bits".into())
+        order.map(Self::Norm).ok_or_else(|| OpError::attribute("p is not a positive number of 31 bits"))
     }
 }
 
@@ -61,20 +61,22 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(attributes: &Attributes, of: Of) -> Result<Self, String> {
+    pub(super) fn new(attributes: &Attributes, of: Of) -> Result<Self, OpError> {
         let sliding = sliding(attributes)?;
         if sliding.kernel.is_none() {
-            return Err("it is told no kernel_shape".into());
+            return Err(OpError::attribute("it is told no kernel_shape"));
         }
         Ok(Self { sliding, of, by_columns: attributes.int("storage_order", 0) != 0 })
     }
 
-    fn window(&self, shape: &[usize]) -> Result<Window, String> {
-        self.window_of(shape.get(2..).ok_or_else(|| format!("an input {shape:?} has no channels"))?)
+    fn window(&self, shape: &[usize]) -> Result<Window, OpError> {
+        self.window_of(
+            shape.get(2..).ok_or_else(|| OpError::shape(format!("an input {shape:?} has no channels")))?,
+        )
     }
 
     /// The windows of a plane.
-    pub(super) fn window_of(&self, space: &[usize]) -> Result<Window, String> {
+    pub(super) fn window_of(&self, space: &[usize]) -> Result<Window, OpError> {
         self.sliding.window(space, self.sliding.kernel.as_deref().unwrap_or_default())
     }
 }
@@ -109,7 +111,7 @@ impl Operator for Pool {
         }
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let input = call.input(0)?;
         let window = self.window(input.shape)?;
         let (output, indices) = (call.opt_output(0), call.opt_output(1));
@@ -350,13 +352,13 @@ impl Operator for Global {
         let input = inputs.ty(0)?;
         let mut shape = input.shape.clone();
         if shape.len() < 2 {
-            return Err(format!("an input {input} has no channels").into());
+            return Err(OpError::shape(format!("an input {input} has no channels")).into());
         }
         shape[2..].fill(1);
         Ok(smallvec![typed(input.dtype, shape)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
         let dtype = input.dtype;
         let plane: usize = input.shape[2..].iter().product();
@@ -458,26 +460,26 @@ struct MaxUnpool {
 }
 
 impl MaxUnpool {
-    fn new(node: &Definition<'_>) -> Result<Self, String> {
+    fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let sliding = sliding(node.attributes)?;
         match sliding.kernel {
             Some(_) => Ok(Self { sliding }),
-            None => Err("it is told no kernel_shape".into()),
+            None => Err(OpError::attribute("it is told no kernel_shape")),
         }
     }
 
     /// The shape that indices count in: of what was pooled, as far as the pool tells.
-    fn pooled(&self, shape: &[usize]) -> Result<SmallVec<[usize; 6]>, String> {
+    fn pooled(&self, shape: &[usize]) -> Result<SmallVec<[usize; 6]>, OpError> {
         let kernel = self.sliding.kernel.as_deref().unwrap_or_default();
-        let space = shape.get(2..).ok_or_else(|| format!("an input {shape:?} has no channels"))?;
+        let space =
+            shape.get(2..).ok_or_else(|| OpError::shape(format!("an input {shape:?} has no channels")))?;
         let mut pooled: SmallVec<[usize; 6]> = shape[..2].iter().copied().collect();
         for axis in self.sliding.axes(space, kernel)? {
             let all = axis.input.saturating_sub(1).saturating_mul(axis.stride).saturating_add(axis.kernel);
             let inner = all.checked_sub(axis.begin + axis.end);
-            pooled.push(
-                inner
-                    .ok_or_else(|| format!("pads of {} and {} leave none of {all}", axis.begin, axis.end))?,
-            );
+            pooled.push(inner.ok_or_else(|| {
+                OpError::shape(format!("pads of {} and {} leave none of {all}", axis.begin, axis.end))
+            })?);
         }
         Ok(pooled)
     }
@@ -487,23 +489,34 @@ impl Operator for MaxUnpool {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (input, indices) = (inputs.ty(0)?, inputs.ty(1)?);
         if input.shape != indices.shape || indices.dtype != DataType::I64 {
-            return Err(format!("{indices} are not the indices of {input}").into());
+            return Err(OpError::operand(
+                indices,
+                DataType::I64,
+                format!("{indices} are not the indices of {input}"),
+            )
+            .into());
         }
         let pooled = self.pooled(&input.shape)?;
         let shape = match inputs.opt_ints(2)? {
             None => pooled.to_vec(),
             Some(shape) => shape
                 .iter()
-                .map(|&dim| usize::try_from(dim).map_err(|_| format!("output_shape is {shape:?}")))
+                .map(|&dim| {
+                    usize::try_from(dim).map_err(|_| OpError::value(format!("output_shape is {shape:?}")))
+                })
                 .collect::<Result<_, _>>()?,
         };
         if shape.len() != pooled.len() || shape.iter().zip(&pooled).any(|(to, from)| to < from) {
-            return Err(format!("output_shape {shape:?} does not hold {:?}", pooled.as_slice()).into());
+            return Err(OpError::value(format!(
+                "output_shape {shape:?} does not hold {:?}",
+                pooled.as_slice()
+            ))
+            .into());
         }
         Ok(smallvec![typed(input.dtype, shape)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, indices, output) = (call.input(0)?, call.input(1)?, call.output(0)?);
         let pooled = self.pooled(input.shape)?;
         let shape = output.shape;
@@ -514,7 +527,7 @@ impl Operator for MaxUnpool {
             let output = output.raw::<T>();
             for (&x, &index) in input.raw::<T>().iter().zip(indices.elements::<i64>()) {
                 let at = usize::try_from(index).ok().filter(|&at| at < all);
-                let mut at = at.ok_or_else(|| format!("there is no element {index} among {all}"))?;
+                let mut at = at.ok_or_else(|| OpError::value(format!("there is no element {index} among {all}")))?;
                 if !same {
                     // What was pooled lies in a corner of a larger output.
                     let (mut rest, mut size) = (at, 1);
@@ -539,7 +552,7 @@ mod tests {
     use stepalloc_graph::{Attribute, Attributes};
     use stepalloc_tensor::Tensor;
 
-    fn pool(attributes: &[(&str, Vec<i64>)]) -> Result<Pool, String> {
+    fn pool(attributes: &[(&str, Vec<i64>)]) -> Result<Pool, OpError> {
         let ints =
             attributes.iter().map(|(name, values)| ((*name).to_owned(), Attribute::Ints(values.clone())));
         let sliding = sliding(&Attributes(ints.collect()))?;

@@ -10,7 +10,7 @@ use stepalloc_kernels::{
     no,
     scales::{FEW, Few, Grid, Scales, is_read, load, nearest},
 };
-use stepalloc_tensor::{DataType, Element, View, ViewMut, bf16, f16};
+use stepalloc_tensor::{DataType, Element, OpError, View, ViewMut, bf16, f16};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -33,19 +33,20 @@ struct Told {
     saturate: bool,
 }
 
-fn told(node: &Definition<'_>) -> Result<Told, String> {
+fn told(node: &Definition<'_>) -> Result<Told, OpError> {
     let attributes = node.attributes;
     let dtype = |name| match attributes.int(name, 0) {
         0 => Ok(None),
         number => match i32::try_from(number).ok().and_then(DataType::from_onnx) {
             Some(dtype) => Ok(Some(dtype)),
-            None => Err(format!("its {name} is {number}, no element type that is known")),
+            None => Err(OpError::attribute(format!("its {name} is {number}, no element type that is known"))),
         },
     };
     let block = attributes.int("block_size", 0);
     Ok(Told {
         axis: attributes.int("axis", 1),
-        block: usize::try_from(block).map_err(|_| format!("its block_size is {block}"))?,
+        block: usize::try_from(block)
+            .map_err(|_| OpError::attribute(format!("its block_size is {block}")))?,
         output: dtype("output_dtype")?,
         precision: dtype("precision")?,
         saturate: attributes.int("saturate", 1) != 0,
@@ -160,7 +161,10 @@ impl Operator for Quantize {
         if zero.is_some_and(|zero| zero.elements() != scale.elements())
             || self.0.output.is_some_and(|told| told != to)
         {
-            return Err(format!("its zero points are not of the scales' {scale} or the output's type").into());
+            return Err(OpError::element_type(format!(
+                "its zero points are not of the scales' {scale} or the output's type"
+            ))
+            .into());
         }
         for dtype in [x.dtype, scale.dtype] {
             if !is_read(dtype) {
@@ -168,12 +172,12 @@ impl Operator for Quantize {
             }
         }
         if range(to).is_none() && (!is_minifloat(to) || to == DataType::F8E8M0) {
-            return Err(format!("nothing can be quantized to {to}").into());
+            return Err(OpError::element_type(format!("nothing can be quantized to {to}")).into());
         }
         Ok(smallvec![typed(to, x.shape.clone())?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (x, scale) = (call.input(0)?, call.input(1)?);
         let grid = Grid::new(self.0.axis, self.0.block, x.shape, scale.shape)?;
         let precision = self.0.precision.unwrap_or(scale.dtype);
@@ -234,9 +238,9 @@ impl Operator for Dequantize {
         let (x, scale, zero) = (inputs.ty(0)?, inputs.ty(1)?, inputs.opt(2));
         Grid::new(self.0.axis, self.0.block, &x.shape, &scale.shape)?;
         if let Some(zero) = zero.filter(|zero| zero.elements() != scale.elements() || zero.dtype != x.dtype) {
-            return Err(format!(
+            return Err(OpError::element_type(format!(
                 "its zero points {zero} are not of the type of {x}, or not as many as {scale}"
-            )
+            ))
             .into());
         }
         for dtype in [x.dtype, scale.dtype] {
@@ -246,12 +250,12 @@ impl Operator for Dequantize {
         }
         let to = self.0.output.unwrap_or(scale.dtype);
         if !matches!(to, DataType::F32 | DataType::F16 | DataType::BF16) {
-            return Err(format!("nothing can be dequantized to {to}").into());
+            return Err(OpError::element_type(format!("nothing can be dequantized to {to}")).into());
         }
         Ok(smallvec![typed(to, x.shape.clone())?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (x, scale) = (call.input(0)?, call.input(1)?);
         let grid = Grid::new(self.0.axis, self.0.block, x.shape, scale.shape)?;
         let scales = Scales { grid, scale, zero: call.opt(2) };
@@ -314,7 +318,7 @@ impl Operator for DynamicQuantize {
         ])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let x = call.input(0)?.elements();
         let (scale, zero) = scale_of(x);
         if let Some(out) = call.opt_output(0) {

@@ -6,7 +6,7 @@
 use super::recurrent;
 use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
 use stepalloc_kernels::real::Space;
-use stepalloc_tensor::{DataType, Type, View};
+use stepalloc_tensor::{DataType, OpError, Type, View};
 
 /// Inputs that LSTM has as well.
 const SHARED: usize = 8;
@@ -29,17 +29,23 @@ struct Quantized {
 fn weights(inputs: &Known<'_>, [weight, scale, zero]: [usize; 3]) -> Result<Type, Unclear> {
     let (ty, scale, zero) = (inputs.ty(weight)?, inputs.ty(scale)?, inputs.ty(zero)?);
     let &[directions, input, gates] = &ty.shape[..] else {
-        return Err(format!("weights {ty} do not have three dimensions").into());
+        return Err(OpError::shape(format!("weights {ty} do not have three dimensions")).into());
     };
     if !matches!(ty.dtype, DataType::I8 | DataType::U8)
         || zero.dtype != ty.dtype
         || scale.dtype != DataType::F32
     {
-        return Err(format!("weights {ty} of scale {scale} and zero point {zero} are not known to it").into());
+        return Err(OpError::unsupported(format!(
+            "weights {ty} of scale {scale} and zero point {zero} are not known to it"
+        ))
+        .into());
     }
     let fits = |of: &Type| of.shape == [directions] || of.shape == [directions, gates];
     if !fits(scale) || !fits(zero) {
-        return Err(format!("a scale {scale} or zero point {zero} does not fit weights {ty}").into());
+        return Err(OpError::shape(format!(
+            "a scale {scale} or zero point {zero} does not fit weights {ty}"
+        ))
+        .into());
     }
     Ok(typed(DataType::F32, [directions, gates, input])?)
 }
@@ -87,7 +93,7 @@ impl Operator for Quantized {
         weights.sum::<usize>() + layer
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let mut space = Space(call.scratch());
         let mut inputs: [Option<View<'_>>; SHARED] = std::array::from_fn(|index| call.opt(index));
         for [weight, scale, zero] in WEIGHTS {
@@ -166,7 +172,7 @@ mod tests {
             given.extend([&scale, &zero, &scale, &zero].map(|tensor| Some(tensor.clone())));
             let mut trial = Trial::new("DynamicQuantizeLSTM", &[], given).outputs(1);
             trial.domain = "com.microsoft";
-            trial.run().map(drop).expect_err("it does not fit")
+            trial.run().map(drop).expect_err("it does not fit").to_string()
         };
         assert!(given(numbers(&[1, 5, 12], 1), zero.clone()).contains("are not known to it"));
         assert!(given(w.clone(), tensor(&[7], &[0i8; 7])).contains("does not fit"));

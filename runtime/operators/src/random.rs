@@ -7,7 +7,7 @@ use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, type
 use smallvec::smallvec;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use stepalloc_kernels::{blocks::Wide as _, no};
-use stepalloc_tensor::{Bool, DataType, Number, Type, View, by_float, by_number, by_type};
+use stepalloc_tensor::{Bool, DataType, Number, OpError, Type, View, by_float, by_number, by_type};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -24,7 +24,11 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
     let dtype = match attributes.opt_int("dtype") {
         None => None,
         Some(number) => match i32::try_from(number).ok().and_then(DataType::from_onnx) {
-            None => return Some(Err(format!("its dtype is {number}, which is no type known here"))),
+            None => {
+                return Some(Err(OpError::attribute(format!(
+                    "its dtype is {number}, which is no type known here"
+                ))));
+            }
             dtype => dtype,
         },
     };
@@ -45,7 +49,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
             return Some(match usize::try_from(attributes.int("sample_size", 1)) {
                 _ if !matches!(dtype, DataType::I32 | DataType::I64) => Err(no(dtype)),
                 Ok(samples) => Ok(Box::new(Multinomial { dtype, samples, seed })),
-                Err(_) => Err("its sample_size is negative".into()),
+                Err(_) => Err(OpError::attribute("its sample_size is negative")),
             });
         }
         _ => return None,
@@ -53,10 +57,14 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
     let like = node.op.ends_with("Like");
     let shape = match attributes.ints("shape") {
         _ if like => None,
-        None => return Some(Err("it is told no shape".into())),
+        None => return Some(Err(OpError::attribute("it is told no shape"))),
         Some(shape) => match shape.iter().map(|&dim| usize::try_from(dim)).collect() {
             Ok(shape) => Some(shape),
-            Err(_) => return Some(Err(format!("its shape {shape:?} has a negative dimension"))),
+            Err(_) => {
+                return Some(Err(OpError::attribute(format!(
+                    "its shape {shape:?} has a negative dimension"
+                ))));
+            }
         },
     };
     let dtype = if like { dtype } else { dtype.or(Some(DataType::F32)) };
@@ -153,7 +161,7 @@ impl Operator for Random {
         false
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let output = call.output(0)?;
         let mut twister = Twister::new(self.seed);
         if !output.dtype.is_float() {
@@ -195,7 +203,7 @@ impl Operator for Bernoulli {
         false
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
         let mut twister = Twister::new(self.seed);
         // The bytes of a one of the output's type.
@@ -233,10 +241,10 @@ impl Operator for Multinomial {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let input = inputs.ty(0)?;
         let [batch, classes] = input.shape[..] else {
-            return Err(format!("{input} is not of batch and classes").into());
+            return Err(OpError::shape(format!("{input} is not of batch and classes")).into());
         };
         if classes == 0 && batch * self.samples > 0 {
-            return Err("there are no classes to choose from".into());
+            return Err(OpError::shape("there are no classes to choose from").into());
         }
         Ok(smallvec![typed(self.dtype, [batch, self.samples])?])
     }
@@ -249,7 +257,7 @@ impl Operator for Multinomial {
         false
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
         let sums = call.scratch_of::<f64>();
         if output.bytes.is_empty() {
@@ -273,7 +281,7 @@ impl Operator for Multinomial {
 }
 
 /// Sums of the probabilities of a row up to each class.
-fn accumulate(input: &View<'_>, row: usize, sums: &mut [f64]) -> Result<(), String> {
+fn accumulate(input: &View<'_>, row: usize, sums: &mut [f64]) -> Result<(), OpError> {
     let classes = sums.len();
     by_float!(input.dtype, T => {
         let row = &input.elements::<T>()[row * classes..][..classes];
@@ -288,7 +296,7 @@ fn accumulate(input: &View<'_>, row: usize, sums: &mut [f64]) -> Result<(), Stri
     if sum.is_finite() && sum > 0.0 {
         Ok(())
     } else {
-        Err(format!("row {row} says no probabilities: they sum to {sum}"))
+        Err(OpError::value(format!("row {row} says no probabilities: they sum to {sum}")))
     }
 }
 
@@ -306,7 +314,7 @@ struct Dropout {
 
 impl Dropout {
     /// The probability of zero.
-    fn ratio(&self, call: &Call<'_, '_>) -> Result<f64, String> {
+    fn ratio(&self, call: &Call<'_, '_>) -> Result<f64, OpError> {
         let trains = match call.opt(2).filter(|_| self.may_train) {
             Some(told) if told.dtype == DataType::Bool => {
                 told.elements::<Bool>().first().is_some_and(|t| t.get())
@@ -322,7 +330,7 @@ impl Dropout {
             return Err(no(told.dtype)));
         match ratio {
             Some(ratio) if (0.0..1.0).contains(&ratio) => Ok(ratio),
-            _ => Err(format!("its ratio is {ratio:?}, not in [0, 1)")),
+            _ => Err(OpError::value(format!("its ratio is {ratio:?}, not in [0, 1)"))),
         }
     }
 }
@@ -345,7 +353,7 @@ impl Operator for Dropout {
         !self.may_train
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let ratio = self.ratio(call)?;
         let output = call.opt_output(0);
         let mask = call.opt_output(1);
@@ -365,7 +373,7 @@ impl Operator for Dropout {
             return Ok(());
         }
         let mut twister = Twister::new(self.seed);
-        let output = output.ok_or("output 0 is wanted by nobody")?;
+        let output = output.ok_or_else(|| OpError::arity("output 0 is wanted by nobody"))?;
         let mut mask = mask.map(|mask| mask.bytes.iter_mut());
         by_float!(dtype, T => {
             let scale = <T as Number>::Wide::from_f64(1.0 / (1.0 - ratio));

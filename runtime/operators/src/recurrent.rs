@@ -12,7 +12,7 @@ use stepalloc_kernels::{
     activation::Activation,
     real::{Real, Space, Target, is_double, widened, widened_bytes},
 };
-use stepalloc_tensor::{DataType, Type, View};
+use stepalloc_tensor::{DataType, OpError, Type, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let kind = match node.op {
@@ -97,13 +97,13 @@ struct Needs {
 const STEPS: usize = 4;
 
 impl Layer {
-    fn new(kind: Kind, node: &Definition<'_>) -> Result<Self, String> {
+    fn new(kind: Kind, node: &Definition<'_>) -> Result<Self, OpError> {
         let attributes = node.attributes;
         let backwards = match attributes.text("direction", "forward") {
             "forward" => vec![false],
             "reverse" => vec![true],
             "bidirectional" => vec![false, true],
-            other => return Err(format!("there is no direction {other}")),
+            other => return Err(OpError::attribute(format!("there is no direction {other}"))),
         };
         let wanted = kind.functions().len() * backwards.len();
         let mut names = attributes.texts("activations").unwrap_or_default();
@@ -111,7 +111,10 @@ impl Layer {
             names = kind.functions().repeat(backwards.len());
         }
         if names.len() < wanted {
-            return Err(format!("it is told {} activations instead of {wanted}", names.len()));
+            return Err(OpError::attribute(format!(
+                "it is told {} activations instead of {wanted}",
+                names.len()
+            )));
         }
         let mut alphas = attributes.floats("activation_alpha").unwrap_or_default().into_iter();
         let mut betas = attributes.floats("activation_beta").unwrap_or_default().into_iter();
@@ -138,15 +141,19 @@ impl Layer {
     /// Checks that the inputs fit.
     fn sizes(&self, inputs: &Known<'_>) -> Result<Sizes, Unclear> {
         let (x, w, r) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
-        let sizes = self
-            .measure(&x.shape, &r.shape)
-            .ok_or_else(|| format!("its inputs are {x}, {w} and {r}, not of three dimensions each"))?;
+        let sizes = self.measure(&x.shape, &r.shape).ok_or_else(|| {
+            OpError::shape(format!("its inputs are {x}, {w} and {r}, not of three dimensions each"))
+        })?;
         let Sizes { steps, batch, input, hidden } = sizes;
         if let Some(told) = self.hidden.filter(|&told| usize::try_from(told) != Ok(hidden)) {
-            return Err(format!("its hidden size is {told}, and its weights are {r}").into());
+            return Err(
+                OpError::attribute(format!("its hidden size is {told}, and its weights are {r}")).into()
+            );
         }
         let (directions, gates) = (self.backwards.len(), self.kind.gates());
-        let all = |per: usize| hidden.checked_mul(per).ok_or("its hidden size is beyond all bounds");
+        let all = |per: usize| {
+            hidden.checked_mul(per).ok_or_else(|| OpError::shape("its hidden size is beyond all bounds"))
+        };
         let state = self.state(directions, batch, hidden);
         let expected = [
             (1, vec![directions, all(gates)?, input]),
@@ -162,7 +169,9 @@ impl Layer {
             let Some(ty) = inputs.opt(*index) else { continue };
             let dtype = if *index == 4 { DataType::I32 } else { x.dtype };
             if ty.shape != *shape || ty.dtype != dtype && !(*index == 4 && ty.dtype == DataType::I64) {
-                return Err(format!("input {index} is {ty}, and should be {dtype}{shape:?}").into());
+                return Err(
+                    OpError::shape(format!("input {index} is {ty}, and should be {dtype}{shape:?}")).into()
+                );
             }
         }
         // A dimension of zero may hide that the gates are too many to be counted.
@@ -190,7 +199,7 @@ impl Layer {
         own + inputs.map(copied).sum::<usize>() + outputs.iter().map(copied).sum::<usize>()
     }
 
-    fn compute<W: Real>(&self, sizes: Sizes, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn compute<W: Real>(&self, sizes: Sizes, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let Sizes { steps, batch, input, hidden } = sizes;
         let mut space = Space(call.scratch());
         let lengths = match call.opt(4) {
@@ -198,10 +207,8 @@ impl Layer {
             Some(view) => Some(lengths(&view, sizes)?),
         };
         let mut wide = |index: usize| call.opt(index).map(|view| widened::<W>(&view, &mut space)).transpose();
-        let (x, w, r) = (wide(0)?, wide(1)?, wide(2)?);
-        let (Some(x), Some(w), Some(r)) = (x, w, r) else {
-            return Err("one of its inputs is missing".into());
-        };
+        let [x, w, r] = [0, 1, 2].map(|index| wide(index)?.ok_or(OpError::MissingInput(index)));
+        let (x, w, r) = (x?, w?, r?);
         let (bias, first, first_cell, peepholes) = (wide(3)?, wide(5)?, wide(6)?, wide(7)?);
         let Needs { gates: all, step, state, panels } = self.needs(sizes);
         let gates = self.kind.gates();
@@ -303,13 +310,15 @@ impl Layer {
 }
 
 /// The lengths of a batch's sequences.
-fn lengths(view: &View<'_>, sizes: Sizes) -> Result<Vec<usize>, String> {
-    let lengths = ints(view).ok_or_else(|| format!("lengths are {}", view.dtype))?;
+fn lengths(view: &View<'_>, sizes: Sizes) -> Result<Vec<usize>, OpError> {
+    let lengths = ints(view).ok_or_else(|| OpError::element_type(format!("lengths are {}", view.dtype)))?;
     let length = |length: i64| usize::try_from(length).ok().filter(|&length| length <= sizes.steps);
     lengths
         .into_iter()
         .map(|told| {
-            length(told).ok_or_else(|| format!("a sequence of {} steps is said to have {told}", sizes.steps))
+            length(told).ok_or_else(|| {
+                OpError::value(format!("a sequence of {} steps is said to have {told}", sizes.steps))
+            })
         })
         .collect()
 }
@@ -484,10 +493,10 @@ impl Operator for Layer {
         }
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         // That they fit was checked when the types were told.
         let sizes = self.measure(call.input(0)?.shape, call.input(2)?.shape);
-        let sizes = sizes.ok_or("its inputs have not three dimensions each")?;
+        let sizes = sizes.ok_or_else(|| OpError::shape("its inputs have not three dimensions each"))?;
         if is_double(call.dtype(0)?)? {
             self.compute::<f64>(sizes, call)
         } else {

@@ -11,7 +11,7 @@ use stepalloc_kernels::{
     blocks::{BLOCK, SIGN, Source, Wide, by_wide, number},
     no,
 };
-use stepalloc_tensor::{DataType, Ints, Number, Shape};
+use stepalloc_tensor::{DataType, Ints, Number, OpError, Shape};
 use stepalloc_threads as threads;
 
 /// Work, in elements, that is worth being shared among threads.
@@ -66,7 +66,7 @@ struct Reduce {
 
 impl Reduce {
     /// For each dimension, whether it is reduced.
-    fn reduced(&self, axes: Option<&[i64]>, rank: usize) -> Result<SmallVec<[bool; 8]>, String> {
+    fn reduced(&self, axes: Option<&[i64]>, rank: usize) -> Result<SmallVec<[bool; 8]>, OpError> {
         let axes = axes.unwrap_or_default();
         if axes.is_empty() {
             return Ok(smallvec::smallvec![!self.none_if_empty; rank]);
@@ -96,10 +96,12 @@ impl Operator for Reduce {
         Ok(smallvec![typed(input.dtype, shape)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let input = call.input(0)?;
         let given = match (&self.axes, call.opt(1)) {
-            (None, Some(axes)) => Some(ints(&axes).ok_or("its axes are not integers")?),
+            (None, Some(axes)) => {
+                Some(ints(&axes).ok_or_else(|| OpError::element_type("its axes are not integers"))?)
+            }
             _ => None,
         };
         let axes = self.axes.as_deref().or(given.as_deref());
@@ -429,9 +431,9 @@ fn each_of(state: Exponentials, row: &[f64]) -> Exponentials {
 mod tests {
     use crate::trial::{Trial, numbers, row};
     use stepalloc_graph::Attribute;
-    use stepalloc_tensor::Tensor;
+    use stepalloc_tensor::{OpError, Tensor};
 
-    fn reduced(op: &str, input: Tensor, axes: &[i64]) -> Result<Tensor, String> {
+    fn reduced(op: &str, input: Tensor, axes: &[i64]) -> Result<Tensor, OpError> {
         let keep = [("keepdims", Attribute::Int(0))];
         let inputs = [input, row(axes)];
         let trial = Trial::new(op, &keep, &inputs).opset(18);

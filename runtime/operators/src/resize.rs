@@ -6,7 +6,7 @@ use stepalloc_kernels::{
     interpolate::{Filter, Line, interpolate, is_wide, room},
     repeat::{Level, repeat},
 };
-use stepalloc_tensor::{Number, Type, View, by_float};
+use stepalloc_tensor::{Number, OpError, Type, View, by_float};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     match node.op {
@@ -15,7 +15,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
     }
 }
 
-fn resize(node: &Definition<'_>) -> Result<Resize, String> {
+fn resize(node: &Definition<'_>) -> Result<Resize, OpError> {
     let attributes = node.attributes;
     // Versions that say nothing of how coordinates are transformed mean the simplest way.
     let is_old = node.op == "Upsample" || node.opset < 11;
@@ -24,7 +24,7 @@ fn resize(node: &Definition<'_>) -> Result<Resize, String> {
         "nearest" => None,
         "linear" | "bilinear" => Some(Filter::Linear),
         "cubic" => Some(Filter::Cubic(attributes.float("cubic_coeff_a", -0.75))),
-        _ => return Err(format!("there is no mode {mode:?}")),
+        _ => return Err(OpError::attribute(format!("there is no mode {mode:?}"))),
     };
     let transform =
         attributes.text("coordinate_transformation_mode", if is_old { "asymmetric" } else { "half_pixel" });
@@ -37,7 +37,7 @@ fn resize(node: &Definition<'_>) -> Result<Resize, String> {
         // Of opset 11 only.
         "tf_half_pixel_for_nn" => Transform::Middle,
         "tf_crop_and_resize" => Transform::Crop,
-        _ => return Err(format!("there is no coordinate transformation {transform:?}")),
+        _ => return Err(OpError::attribute(format!("there is no coordinate transformation {transform:?}"))),
     };
     let nearest = attributes.text("nearest_mode", if is_old { "simple" } else { "round_prefer_floor" });
     let nearest = match nearest {
@@ -46,13 +46,13 @@ fn resize(node: &Definition<'_>) -> Result<Resize, String> {
         "floor" => Nearest::Floor,
         "ceil" => Nearest::Ceil,
         "simple" => Nearest::Simple,
-        _ => return Err(format!("there is no nearest mode {nearest:?}")),
+        _ => return Err(OpError::attribute(format!("there is no nearest mode {nearest:?}"))),
     };
     let policy = match attributes.text("keep_aspect_ratio_policy", "stretch") {
         "stretch" => None,
         "not_larger" => Some(f64::min as fn(f64, f64) -> f64),
         "not_smaller" => Some(f64::max as fn(f64, f64) -> f64),
-        policy => return Err(format!("there is no policy {policy:?}")),
+        policy => return Err(OpError::attribute(format!("there is no policy {policy:?}"))),
     };
     Ok(Resize {
         filter,
@@ -124,9 +124,9 @@ struct Dim {
 type Dims = SmallVec<[Dim; 6]>;
 
 /// Numbers, whatever real type they have.
-fn floats(view: &View<'_>) -> Result<SmallVec<[f32; 8]>, String> {
+fn floats(view: &View<'_>) -> Result<SmallVec<[f32; 8]>, OpError> {
     by_float!(view.dtype, T => Ok(view.elements::<T>().iter().map(|x| x.to_f64() as f32).collect()),
-        Err(format!("real numbers are expected, not {}", view.dtype)))
+        Err(OpError::element_type(format!("real numbers are expected, not {}", view.dtype))))
 }
 
 impl Resize {
@@ -136,16 +136,19 @@ impl Resize {
         region: Option<&[f32]>,
         scales: Option<&[f32]>,
         sizes: Option<&[i64]>,
-    ) -> Result<Dims, String> {
+    ) -> Result<Dims, OpError> {
         let of = |&input: &usize| Dim { input, output: input, scale: 1.0, region: (0.0, 1.0) };
         let mut dims: Dims = shape.iter().map(of).collect();
         let axes = match &self.axes {
             Some(axes) => axes.iter().map(|&at| axis(at, shape.len())).collect::<Result<_, _>>()?,
             None => (0..shape.len()).collect::<SmallVec<[usize; 6]>>(),
         };
-        let told = scales.map(<[f32]>::len).or(sizes.map(<[i64]>::len)).ok_or("it is told no sizes")?;
+        let told = scales
+            .map(<[f32]>::len)
+            .or(sizes.map(<[i64]>::len))
+            .ok_or_else(|| OpError::arity("it is told no sizes"))?;
         if told != axes.len() || region.is_some_and(|region| region.len() != 2 * axes.len()) {
-            return Err(format!("{told} sizes for {} axes", axes.len()));
+            return Err(OpError::shape(format!("{told} sizes for {} axes", axes.len())));
         }
         for (n, &at) in axes.iter().enumerate() {
             let dim = &mut dims[at];
@@ -155,12 +158,13 @@ impl Resize {
             if let Some(scales) = scales {
                 dim.scale = scales[n];
                 if !(dim.scale > 0.0 && dim.scale.is_finite()) {
-                    return Err(format!("{} is no scale", dim.scale));
+                    return Err(OpError::value(format!("{} is no scale", dim.scale)));
                 }
                 // In f32, so that 10 elements scaled by 0.7, which f32 rounds down, are 7.
                 dim.output = (dim.input as f32 * dim.scale).floor() as usize;
             } else if let Some(sizes) = sizes {
-                dim.output = usize::try_from(sizes[n]).map_err(|_| format!("{} is no size", sizes[n]))?;
+                dim.output = usize::try_from(sizes[n])
+                    .map_err(|_| OpError::value(format!("{} is no size", sizes[n])))?;
                 dim.scale = dim.output as f32 / dim.input.max(1) as f32;
             }
         }
@@ -174,7 +178,7 @@ impl Resize {
             }
         }
         if let Some(dim) = dims.iter().find(|dim| dim.input == 0 && dim.output > 0) {
-            return Err(format!("{shape:?} has no elements to make {} of", dim.output));
+            return Err(OpError::shape(format!("{shape:?} has no elements to make {} of", dim.output)));
         }
         Ok(dims)
     }
@@ -190,7 +194,7 @@ impl Resize {
         Ok(self.dims(&inputs.ty(0)?.shape, None, scales.as_deref(), sizes.as_deref())?)
     }
 
-    fn given(&self, call: &Call<'_, '_>) -> Result<Dims, String> {
+    fn given(&self, call: &Call<'_, '_>) -> Result<Dims, OpError> {
         let given = |index: Option<usize>| index.and_then(|at| call.opt(at)).filter(|view| !view.is_empty());
         let [region, scales, sizes] = self.inputs.map(given);
         let region = region.filter(|_| self.transform == Transform::Crop);
@@ -198,7 +202,9 @@ impl Resize {
         let scales =
             scales.as_ref().map(floats).transpose()?.or(self.scales.as_deref().map(SmallVec::from_slice));
         let sizes = sizes.filter(|_| scales.is_none());
-        let sizes = sizes.map(|sizes| ints(&sizes).ok_or("its sizes are no integers")).transpose()?;
+        let sizes = sizes
+            .map(|sizes| ints(&sizes).ok_or_else(|| OpError::element_type("its sizes are no integers")))
+            .transpose()?;
         self.dims(call.input(0)?.shape, region.as_deref(), scales.as_deref(), sizes.as_deref())
     }
 
@@ -300,7 +306,7 @@ impl Operator for Resize {
         }
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
         let dims = self.given(call)?;
         let (planes, middle, behind) = self.middle(&dims);

@@ -6,7 +6,7 @@ use super::control::{Body, FEW, axis_of, body, certain, deliver};
 use super::{Call, Definition, Known, Operator, Types, Unclear, copied, fresh, typed};
 use smallvec::SmallVec;
 use stepalloc_graph::Tensors;
-use stepalloc_tensor::{Tensor, Type, View};
+use stepalloc_tensor::{OpError, Tensor, Type, View};
 
 pub(super) struct Scan {
     body: Body,
@@ -22,21 +22,22 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let batched = node.opset < 9;
         let body = body(node)?;
         let told = node.attributes.int("num_scan_inputs", 0);
         let own = node.inputs.len().saturating_sub(usize::from(batched));
         let scans = usize::try_from(told).ok().filter(|&scans| scans >= 1 && scans <= own);
-        let scans = scans.ok_or_else(|| format!("{told} of {own} inputs are to be scanned"))?;
+        let scans =
+            scans.ok_or_else(|| OpError::attribute(format!("{told} of {own} inputs are to be scanned")))?;
         let states = own - scans;
         if body.inputs != own || body.outputs < states || body.outputs < node.outputs.len() {
-            return Err(format!(
+            return Err(OpError::arity(format!(
                 "with {own} inputs and {} outputs, its graph has {} inputs and {} outputs",
                 node.outputs.len(),
                 body.inputs,
                 body.outputs
-            ));
+            )));
         }
         let ints = |name: &str| node.attributes.ints(name);
         let in_directions = ints(if batched { "directions" } else { "scan_input_directions" });
@@ -53,7 +54,7 @@ impl Scan {
     }
 
     /// The type of a sequence's elements, and its length.
-    fn element(&self, index: usize, ty: &Type) -> Result<(Type, usize), String> {
+    fn element(&self, index: usize, ty: &Type) -> Result<(Type, usize), OpError> {
         let axis = axis_of(self.in_axes.as_deref(), index, ty.rank())?;
         let mut shape = ty.shape.clone();
         let length = shape.remove(axis);
@@ -61,13 +62,16 @@ impl Scan {
     }
 
     /// Types that the graph is given, and the length of all sequences, for inputs of these types without a batch.
-    fn own_types(&self, types: &[Type]) -> Result<(Types, usize), String> {
+    fn own_types(&self, types: &[Type]) -> Result<(Types, usize), OpError> {
         let mut own: Types = types[..self.states].iter().cloned().collect();
         let mut all = None;
         for (index, ty) in types[self.states..].iter().enumerate() {
             let (element, length) = self.element(index, ty)?;
             if all.is_some_and(|all| all != length) {
-                return Err(format!("its sequences are of {} and {length} elements", all.unwrap_or(0)));
+                return Err(OpError::shape(format!(
+                    "its sequences are of {} and {length} elements",
+                    all.unwrap_or(0)
+                )));
             }
             all = Some(length);
             own.push(element);
@@ -76,7 +80,7 @@ impl Scan {
     }
 
     /// The type of a sequence of such elements.
-    fn sequence(&self, index: usize, element: &Type, length: usize) -> Result<(Type, usize), String> {
+    fn sequence(&self, index: usize, element: &Type, length: usize) -> Result<(Type, usize), OpError> {
         let axis = axis_of(self.out_axes.as_deref(), index, element.rank() + 1)?;
         let mut shape = element.shape.clone();
         shape.insert(axis, length);
@@ -84,14 +88,16 @@ impl Scan {
     }
 
     /// The types of all own inputs without their batch, and its size.
-    fn members(&self, types: Types) -> Result<(Types, usize), String> {
+    fn members(&self, types: Types) -> Result<(Types, usize), OpError> {
         let mut all = None;
         let mut members = Types::new();
         for ty in types {
-            let (&size, rest) =
-                ty.shape.split_first().ok_or_else(|| format!("{ty} has no dimension for a batch"))?;
+            let (&size, rest) = ty
+                .shape
+                .split_first()
+                .ok_or_else(|| OpError::shape(format!("{ty} has no dimension for a batch")))?;
             if all.is_some_and(|all| all != size) {
-                return Err(format!("its batch is of {} and of {size}", all.unwrap_or(0)));
+                return Err(OpError::shape(format!("its batch is of {} and of {size}", all.unwrap_or(0))));
             }
             all = Some(size);
             members.push(typed(ty.dtype, rest)?);
@@ -100,13 +106,15 @@ impl Scan {
     }
 
     /// What an output's elements are if there are none to be seen.
-    fn unseen(&self, own: &[Type], all: &[Option<View<'_>>], at: usize) -> Result<Type, String> {
+    fn unseen(&self, own: &[Type], all: &[Option<View<'_>>], at: usize) -> Result<Type, OpError> {
         let known: SmallVec<[_; FEW]> = all.iter().map(|view| view.as_ref().map(type_of)).collect();
         let known: SmallVec<[_; FEW]> = known.iter().map(Option::as_ref).collect();
         let made = self.body.infer(own, &Known { types: &known, values: all });
         let declared = || self.body.declared_output(at);
         made.get(at).cloned().flatten().or_else(declared).ok_or_else(|| {
-            format!("nothing tells the type of the elements of output {at}, of which there are none")
+            let what =
+                format!("nothing tells the type of the elements of output {at}, of which there are none");
+            OpError::unsupported(what)
         })
     }
 
@@ -116,15 +124,14 @@ impl Scan {
         given: &[View<'_>],
         length: Option<i64>,
         all: &[Option<View<'_>>],
-    ) -> Result<Tensors, String> {
+    ) -> Result<Tensors, OpError> {
         let types: Types = given.iter().map(type_of).collect();
         let (own, whole) = self.own_types(&types)?;
         let length = match length {
             None => whole,
-            Some(told) => usize::try_from(told)
-                .ok()
-                .filter(|&told| told <= whole)
-                .ok_or_else(|| format!("a sequence of {whole} elements is said to have {told}"))?,
+            Some(told) => usize::try_from(told).ok().filter(|&told| told <= whole).ok_or_else(|| {
+                OpError::value(format!("a sequence of {whole} elements is said to have {told}"))
+            })?,
         };
         let mut states = given[..self.states].iter().map(copied).collect::<Result<Tensors, _>>()?;
         let mut elements = own[self.states..].iter().cloned().map(fresh).collect::<Result<Tensors, _>>()?;
@@ -154,7 +161,11 @@ impl Scan {
                     None => made.insert(zeros(ty.clone())?),
                 };
                 if *sequence.ty() != ty {
-                    return Err(format!("an element of {} is to be among {}", element.ty(), sequence.ty()));
+                    return Err(OpError::shape(format!(
+                        "an element of {} is to be among {}",
+                        element.ty(),
+                        sequence.ty()
+                    )));
                 }
                 let at = if backwards(&self.out_directions, index) { length - 1 - round } else { round };
                 let sequence = sequence.view_mut();
@@ -176,11 +187,15 @@ impl Scan {
         Ok(states)
     }
 
-    fn scan<'a>(&self, inputs: &[Option<View<'a>>]) -> Result<Tensors, String> {
+    fn scan<'a>(&self, inputs: &[Option<View<'a>>]) -> Result<Tensors, OpError> {
         let first = usize::from(self.batched);
-        let own = inputs.get(first..first + self.states + self.scans).ok_or("it lacks inputs")?;
-        let own: SmallVec<[View<'a>; FEW]> =
-            own.iter().copied().collect::<Option<_>>().ok_or("one of its inputs is missing")?;
+        let own = inputs
+            .get(first..first + self.states + self.scans)
+            .ok_or_else(|| OpError::arity("it lacks inputs"))?;
+        let given = own.iter().enumerate();
+        let own: SmallVec<[View<'a>; FEW]> = given
+            .map(|(at, view)| view.ok_or(OpError::MissingInput(first + at)))
+            .collect::<Result<_, _>>()?;
         if !self.batched {
             return self.walk(&own, None, inputs);
         }
@@ -189,7 +204,8 @@ impl Scan {
             None => None,
             Some(view) => {
                 Some(super::ints(&view).filter(|lengths| lengths.len() == size).ok_or_else(|| {
-                    format!("lengths of {size} sequences are {}{:?}", view.dtype, view.shape)
+                    let (dtype, shape) = (view.dtype, view.shape);
+                    OpError::shape(format!("lengths of {size} sequences are {dtype}{shape:?}"))
                 })?)
             }
         };
@@ -208,7 +224,9 @@ impl Scan {
                     batch.push(zeros(batch_of(ty, size)?)?);
                 }
                 if batch[index].ty().shape[1..] != ty.shape[..] {
-                    return Err(format!("output {index} is {ty} for one of a batch, and not so for others"));
+                    return Err(OpError::shape(format!(
+                        "output {index} is {ty} for one of a batch, and not so for others"
+                    )));
                 }
                 batch[index].view_mut().bytes[bytes.len() * member..][..bytes.len()].copy_from_slice(bytes);
             }
@@ -228,14 +246,14 @@ impl Scan {
 }
 
 /// The type of a batch of these.
-fn batch_of(ty: &Type, size: usize) -> Result<Type, String> {
+fn batch_of(ty: &Type, size: usize) -> Result<Type, OpError> {
     let mut shape = ty.shape.clone();
     shape.insert(0, size);
     typed(ty.dtype, shape)
 }
 
 /// A tensor of zeros in memory of the run around.
-fn zeros(ty: Type) -> Result<Tensor, String> {
+fn zeros(ty: Type) -> Result<Tensor, OpError> {
     let mut tensor = fresh(ty)?;
     tensor.view_mut().bytes.fill(0);
     Ok(tensor)
@@ -275,12 +293,12 @@ impl Operator for Scan {
         self.body.is_pure()
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let made = self.scan(call.inputs)?;
         deliver(call, &made)
     }
 
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, String>> {
+    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, OpError>> {
         Some(self.scan(inputs))
     }
 }

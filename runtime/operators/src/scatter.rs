@@ -6,7 +6,7 @@ use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis
 use smallvec::smallvec;
 use stepalloc_kernels::no;
 use stepalloc_kernels::strided::strides;
-use stepalloc_tensor::{Number, Shape, Type, View, ViewMut, by_number, by_width};
+use stepalloc_tensor::{Number, OpError, Shape, Type, View, ViewMut, by_number, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -16,7 +16,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "mul" => Ok(Reduction::Mul),
         "max" => Ok(Reduction::Max),
         "min" => Ok(Reduction::Min),
-        other => Err(format!("there is no reduction {other:?}")),
+        other => Err(OpError::attribute(format!("there is no reduction {other:?}"))),
     };
     Some(match node.op {
         "Scatter" | "ScatterElements" => reduction().map(|reduction| {
@@ -27,7 +27,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
             mode @ ("linear" | "circular") => {
                 Ok(Box::new(TensorScatter { axis: attributes.int("axis", -2), circular: mode == "circular" }))
             }
-            mode => Err(format!("there is no mode {mode:?}")),
+            mode => Err(OpError::attribute(format!("there is no mode {mode:?}"))),
         },
         _ => return None,
     })
@@ -46,10 +46,10 @@ enum Reduction {
 
 /// A way through the updates: each run of elements that lie in a row (where in the target, where among the
 /// updates, how many).
-type Way<'w> = &'w dyn Fn(&mut dyn FnMut(usize, usize, usize)) -> Result<(), String>;
+type Way<'w> = &'w dyn Fn(&mut dyn FnMut(usize, usize, usize)) -> Result<(), OpError>;
 
 impl Reduction {
-    fn apply(self, target: ViewMut<'_>, updates: &View<'_>, way: Way<'_>) -> Result<(), String> {
+    fn apply(self, target: ViewMut<'_>, updates: &View<'_>, way: Way<'_>) -> Result<(), OpError> {
         if self == Self::None {
             return by_width!(target.dtype, T => {
                 let (target, updates) = (target.raw::<T>(), updates.raw::<T>());
@@ -77,7 +77,7 @@ impl Reduction {
 }
 
 /// Output 0 with the elements of input 0 in it.
-fn begun<'a>(call: &mut Call<'_, 'a>) -> Result<ViewMut<'a>, String> {
+fn begun<'a>(call: &mut Call<'_, 'a>) -> Result<ViewMut<'a>, OpError> {
     let output = call.output(0)?;
     if call.in_place().is_none() {
         output.bytes.copy_from_slice(call.input(0)?.bytes);
@@ -86,8 +86,12 @@ fn begun<'a>(call: &mut Call<'_, 'a>) -> Result<ViewMut<'a>, String> {
 }
 
 /// That updates have the type they should.
-fn same(updates: &Type, wanted: &Type) -> Result<(), String> {
-    if updates == wanted { Ok(()) } else { Err(format!("updates are {updates} instead of {wanted}")) }
+fn same(updates: &Type, wanted: &Type) -> Result<(), OpError> {
+    if updates == wanted {
+        Ok(())
+    } else {
+        Err(OpError::shape(format!("updates are {updates} instead of {wanted}")))
+    }
 }
 
 /// Single elements along a dimension.
@@ -108,7 +112,7 @@ impl Operator for ScatterElements {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let output = begun(call)?;
         let (view, updates) = (call.input(1)?, call.input(2)?);
         let at = axis(self.axis, output.shape.len())?;
@@ -152,7 +156,8 @@ impl Operator for ScatterND {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (data, indices, updates) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
         let rows = indices.shape.split_last().filter(|&(&named, _)| named <= data.rank());
-        let (&named, outer) = rows.ok_or_else(|| format!("indices {indices} do not fit {data}"))?;
+        let (&named, outer) =
+            rows.ok_or_else(|| OpError::shape(format!("indices {indices} do not fit {data}")))?;
         let shape: Shape = [outer, &data.shape[named..]].into_iter().flatten().copied().collect();
         same(updates, &typed(data.dtype, shape)?)?;
         Ok(smallvec![data.clone()])
@@ -162,11 +167,12 @@ impl Operator for ScatterND {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let output = begun(call)?;
         let (view, updates) = (call.input(1)?, call.input(2)?);
         let (strides, indices) = (strides(output.shape), Indices::new(&view)?);
-        let (&named, outer) = view.shape.split_last().ok_or("its indices are a scalar")?;
+        let (&named, outer) =
+            view.shape.split_last().ok_or_else(|| OpError::shape("its indices are a scalar"))?;
         let (shape, inner) = (&output.shape[..named], output.shape[named..].iter().product::<usize>());
         let rows: usize = if inner == 0 { 0 } else { outer.iter().product() };
         self.reduction.apply(output, &updates, &|put| {
@@ -193,12 +199,16 @@ impl Operator for TensorScatter {
         wanted.shape[at] = update.shape.get(at).map_or(0, |&steps| steps.min(cache.shape[at]));
         same(update, &wanted)?;
         if at == 0 {
-            return Err("axis 0 is the batch".into());
+            return Err(OpError::attribute("axis 0 is the batch").into());
         }
         if let Some(indices) = inputs.opt(2)
             && indices.shape != [cache.shape[0]]
         {
-            return Err(format!("{indices} is not one for each of {} samples", cache.shape[0]).into());
+            return Err(OpError::shape(format!(
+                "{indices} is not one for each of {} samples",
+                cache.shape[0]
+            ))
+            .into());
         }
         Ok(smallvec![cache.clone()])
     }
@@ -207,10 +217,12 @@ impl Operator for TensorScatter {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let output = begun(call)?;
         let update = call.input(1)?;
-        let indices = call.opt(2).map(|indices| super::ints(&indices).ok_or("its indices are no integers"));
+        let indices = call.opt(2).map(|indices| {
+            super::ints(&indices).ok_or_else(|| OpError::element_type("its indices are no integers"))
+        });
         let indices = indices.transpose()?;
         let at = axis(self.axis, output.shape.len())?;
         let (most, steps) = (output.shape[at], update.shape[at]);
@@ -224,7 +236,8 @@ impl Operator for TensorScatter {
             let told = indices.as_ref().map_or(0, |indices| indices[n / sequences]);
             let begin = if self.circular { told.rem_euclid(most as i64) } else { told };
             let begin = usize::try_from(begin).ok().filter(|&begin| self.circular || begin <= most - steps);
-            let begin = begin.ok_or_else(|| format!("{steps} steps from {told} on are beyond {most}"))?;
+            let begin = begin
+                .ok_or_else(|| OpError::value(format!("{steps} steps from {told} on are beyond {most}")))?;
             let first = steps.min(most - begin) * row;
             cache[begin * row..][..first].copy_from_slice(&update[..first]);
             cache[..update.len() - first].copy_from_slice(&update[first..]);
@@ -305,7 +318,7 @@ mod tests {
         for index in [3, -4, i64::MIN, i64::MAX] {
             let index = tensor(&[1, 1], &[index]);
             let trial = Trial::new("ScatterElements", &[], [&data, &index, &one]);
-            assert!(trial.run().is_err_and(|why| why.contains("beyond 3 elements")));
+            assert!(trial.run().is_err_and(|why| why.to_string().contains("beyond 3 elements")));
         }
         let cache = counting(&[1, 3, 4]);
         let late = tensor(&[1], &[2i64]);

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use std::cmp::Ordering;
 use stepalloc_graph::Tensors;
 use stepalloc_kernels::{no, real::Space};
-use stepalloc_tensor::{DataType, Element, Shape, Type, View, by_type, by_width};
+use stepalloc_tensor::{DataType, Element, OpError, Shape, Type, View, by_type, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -36,7 +36,7 @@ const BEGINS: u64 = 1 << 63;
 
 impl Unique {
     /// Elements before, along and after the dimension.
-    fn split(&self, shape: &[usize]) -> Result<[usize; 3], String> {
+    fn split(&self, shape: &[usize]) -> Result<[usize; 3], OpError> {
         let Some(at) = self.axis else { return Ok([1, shape.iter().product(), 1]) };
         let at = axis(at, shape.len())?;
         Ok([shape[..at].iter().product(), shape[at], shape[at + 1..].iter().product()])
@@ -45,7 +45,7 @@ impl Unique {
     /// Sorts slices into `order`, where the first one of each kind is marked, and says in `begins` where each
     /// kind begins there, in the order of the output. Returns how many kinds there are. Both have room for
     /// all slices.
-    fn sort(&self, input: &View<'_>, order: &mut [u64], begins: &mut [u64]) -> Result<usize, String> {
+    fn sort(&self, input: &View<'_>, order: &mut [u64], begins: &mut [u64]) -> Result<usize, OpError> {
         let [outer, dim, inner] = self.split(input.shape)?;
         order.iter_mut().enumerate().for_each(|(n, place)| *place = n as u64);
         let rows: fn(&[u8], &[u8]) -> Ordering = by_type!(
@@ -111,7 +111,7 @@ impl Operator for Unique {
         2 * size_of::<u64>() * slices.max(1)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let input = call.input(0)?;
         let [outer, dim, inner] = self.split(input.shape)?;
         let scratch: &mut [u64] = bytemuck::cast_slice_mut(call.scratch());
@@ -179,19 +179,22 @@ struct Boxes<'a> {
 }
 
 impl<'a> Boxes<'a> {
-    fn new(inputs: [Option<View<'a>>; 5]) -> Result<Self, String> {
-        let [Some(boxes), Some(scores), most, overlap, score] = inputs else {
-            return Err("its boxes or their scores are missing".into());
-        };
+    fn new(inputs: [Option<View<'a>>; 5]) -> Result<Self, OpError> {
+        let [boxes, scores, most, overlap, score] = inputs;
+        let (boxes, scores) =
+            (boxes.ok_or(OpError::MissingInput(0))?, scores.ok_or(OpError::MissingInput(1))?);
         let (&[batches, count, 4], &[of, classes, each]) = (boxes.shape, scores.shape) else {
-            return Err(format!("boxes are {:?}, scores {:?}", boxes.shape, scores.shape));
+            return Err(OpError::shape(format!("boxes are {:?}, scores {:?}", boxes.shape, scores.shape)));
         };
         if of != batches || each != count || boxes.dtype != DataType::F32 || scores.dtype != DataType::F32 {
-            return Err(format!("boxes {:?} and scores {:?} do not fit", boxes.shape, scores.shape));
+            return Err(OpError::shape(format!(
+                "boxes {:?} and scores {:?} do not fit",
+                boxes.shape, scores.shape
+            )));
         }
         let number = |view: Option<View<'a>>| match view.filter(|view| !view.is_empty()) {
             Some(view) if view.dtype == DataType::F32 => Ok(view.elements::<f32>().first().copied()),
-            Some(view) => Err(format!("a threshold is {}", view.dtype)),
+            Some(view) => Err(OpError::element_type(format!("a threshold is {}", view.dtype))),
             None => Ok(None),
         };
         Ok(Self {
@@ -262,7 +265,7 @@ impl<'a> Room<'a> {
         Space::bytes::<u32>(count) + Space::bytes::<Placed>(count) + strips
     }
 
-    fn new(memory: &'a mut [u8], count: usize) -> Result<Self, String> {
+    fn new(memory: &'a mut [u8], count: usize) -> Result<Self, OpError> {
         let mut space = Space(memory);
         Ok(Self {
             order: space.take(count)?,
@@ -408,7 +411,7 @@ impl Operator for NonMaxSuppression {
         inputs.opt(0).and_then(|boxes| boxes.shape.get(1)).map_or(0, |&count| Room::bytes(count))
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let of = Boxes::new(std::array::from_fn(|index| call.opt(index)))?;
         let target = call.output(0)?.elements::<i64>();
         let mut rows = target.chunks_exact_mut(3);
@@ -422,7 +425,7 @@ impl Operator for NonMaxSuppression {
     }
 
     // Telling the type takes all the work, which is not done twice where boxes are not known before.
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, String>> {
+    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, OpError>> {
         let views = std::array::from_fn(|index| inputs.get(index).copied().flatten());
         Some(Boxes::new(views).and_then(|of| {
             let mut memory = fresh(typed(DataType::U8, [Room::bytes(of.count)])?)?;

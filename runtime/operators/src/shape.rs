@@ -3,7 +3,7 @@
 use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis, typed};
 use smallvec::smallvec;
 use std::sync::Arc;
-use stepalloc_tensor::{DataType, Ints, Shape as Sizes, Tensor, Type, by_width};
+use stepalloc_tensor::{DataType, Ints, OpError, Shape as Sizes, Tensor, Type, by_width};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
@@ -45,7 +45,7 @@ impl Operator for Reshaped {
         let shape = match self {
             Self::Identity => input.shape.clone(),
             Self::Reshape { shape, allow_zero } => {
-                let wanted = told(shape)?.ok_or("it is told no shape")?;
+                let wanted = told(shape)?.ok_or_else(|| OpError::arity("it is told no shape"))?;
                 reshape(input, &wanted, *allow_zero)?
             }
             Self::Flatten(at) => {
@@ -60,17 +60,20 @@ impl Operator for Reshaped {
                     None => (0..rank).filter(|&at| input.shape[at] == 1).collect(),
                 };
                 if let Some(at) = gone.iter().find(|&&at| input.shape[at] != 1) {
-                    return Err(format!("axis {at} of {input} is not 1").into());
+                    return Err(OpError::shape(format!("axis {at} of {input} is not 1")).into());
                 }
                 (0..rank).filter(|at| !gone.contains(at)).map(|at| input.shape[at]).collect()
             }
             Self::Unsqueeze(axes) => {
-                let axes = told(axes)?.ok_or("it is told no axes")?;
+                let axes = told(axes)?.ok_or_else(|| OpError::arity("it is told no axes"))?;
                 let rank = input.rank() + axes.len();
                 let new = axes.into_iter().map(|at| axis(at, rank)).collect::<Result<Sizes, _>>()?;
                 let mut old = input.shape.iter();
                 let dim = |at| if new.contains(&at) { Some(1) } else { old.next().copied() };
-                (0..rank).map(dim).collect::<Option<_>>().ok_or("an axis is named twice")?
+                (0..rank)
+                    .map(dim)
+                    .collect::<Option<_>>()
+                    .ok_or_else(|| OpError::value("an axis is named twice"))?
             }
         };
         Ok(smallvec![typed(input.dtype, shape)?])
@@ -80,7 +83,7 @@ impl Operator for Reshaped {
         Reuse::View
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let output = call.output(0)?;
         if call.in_place().is_none() {
             output.bytes.copy_from_slice(call.input(0)?.bytes);
@@ -90,8 +93,8 @@ impl Operator for Reshaped {
 }
 
 /// The shape of `input` when it is to be `wanted`, where -1 is what is left and 0 what it was.
-fn reshape(input: &Type, wanted: &[i64], allow_zero: bool) -> Result<Sizes, String> {
-    let wrong = || format!("{input} cannot be of shape {wanted:?}");
+fn reshape(input: &Type, wanted: &[i64], allow_zero: bool) -> Result<Sizes, OpError> {
+    let wrong = || OpError::shape(format!("{input} cannot be of shape {wanted:?}"));
     let mut shape = Sizes::default();
     let mut open = None;
     for (at, &dim) in wanted.iter().enumerate() {
@@ -139,7 +142,7 @@ impl Operator for Shape {
         true
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let input = call.input(0)?;
         let output = call.output(0)?.elements::<i64>();
         let dims = &input.shape[self.range(input.shape.len())];
@@ -161,7 +164,7 @@ impl Operator for Size {
         true
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let elements = call.input(0)?.len() as i64;
         call.output(0)?.elements::<i64>()[0] = elements;
         Ok(())
@@ -171,20 +174,26 @@ impl Operator for Size {
 /// A tensor that the node brings along.
 struct Constant(Arc<Tensor>);
 
-fn constant(node: &Definition<'_>) -> Result<Box<dyn Operator>, String> {
+fn constant(node: &Definition<'_>) -> Result<Box<dyn Operator>, OpError> {
     let attributes = node.attributes;
     let tensor = if let Some(tensor) = attributes.tensor("value") {
         tensor
     } else if let Some(value) = attributes.opt_float("value_float") {
-        Arc::new(Tensor::from_elements([], &[value]).ok_or("one element")?)
+        Arc::new(Tensor::from_elements([], &[value]).ok_or_else(|| OpError::internal("one element"))?)
     } else if let Some(value) = attributes.opt_int("value_int") {
-        Arc::new(Tensor::from_elements([], &[value]).ok_or("one element")?)
+        Arc::new(Tensor::from_elements([], &[value]).ok_or_else(|| OpError::internal("one element"))?)
     } else if let Some(values) = attributes.floats("value_floats") {
-        Arc::new(Tensor::from_elements([values.len()], &values).ok_or("a row of elements")?)
+        Arc::new(
+            Tensor::from_elements([values.len()], &values)
+                .ok_or_else(|| OpError::internal("a row of elements"))?,
+        )
     } else if let Some(values) = attributes.ints("value_ints") {
-        Arc::new(Tensor::from_elements([values.len()], &values).ok_or("a row of elements")?)
+        Arc::new(
+            Tensor::from_elements([values.len()], &values)
+                .ok_or_else(|| OpError::internal("a row of elements"))?,
+        )
     } else {
-        return Err("it has no value that is known here (numbers and tensors are)".into());
+        return Err(OpError::attribute("it has no value that is known here (numbers and tensors are)"));
     };
     Ok(Box::new(Constant(tensor)))
 }
@@ -198,7 +207,7 @@ impl Operator for Constant {
         Some(Arc::clone(&self.0))
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         call.output(0)?.bytes.copy_from_slice(self.0.view().bytes);
         Ok(())
     }
@@ -214,12 +223,12 @@ impl Operator for ConstantOfShape {
         let dims = inputs.ints(0)?.into_iter().map(usize::try_from).collect::<Result<Sizes, _>>();
         let dtype = self.value.as_ref().map_or(DataType::F32, |value| value.ty().dtype);
         if self.value.as_ref().is_some_and(|value| value.ty().elements() != 1) {
-            return Err("its value has not one element".into());
+            return Err(OpError::attribute("its value has not one element").into());
         }
-        Ok(smallvec![typed(dtype, dims.map_err(|_| "a dimension is negative")?)?])
+        Ok(smallvec![typed(dtype, dims.map_err(|_| OpError::value("a dimension is negative"))?)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let output = call.output(0)?;
         match &self.value {
             None => output.bytes.fill(0),

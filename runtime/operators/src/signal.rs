@@ -7,7 +7,7 @@ use stepalloc_kernels::{
     blocks::{Source, number, put},
     no,
 };
-use stepalloc_tensor::{DataType, View};
+use stepalloc_tensor::{DataType, OpError, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let cosines: &[f64] = match node.op {
@@ -19,7 +19,9 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
     };
     let number = node.attributes.int("output_datatype", DataType::F32 as i64);
     let Some(dtype) = i32::try_from(number).ok().and_then(DataType::from_onnx) else {
-        return Some(Err(format!("its output_datatype is {number}, which is no type known here")));
+        return Some(Err(OpError::attribute(format!(
+            "its output_datatype is {number}, which is no type known here"
+        ))));
     };
     Some(Ok(if cosines.is_empty() {
         Box::new(MelWeights { dtype })
@@ -35,8 +37,9 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
 /// The one integer that an input holds, as a size.
 fn size(inputs: &Known<'_>, at: usize) -> Result<usize, Unclear> {
     match inputs.ints(at)?[..] {
-        [size] => usize::try_from(size).map_err(|_| format!("input {at} is {size}, which is no size").into()),
-        _ => Err(format!("input {at} is not one integer").into()),
+        [size] => usize::try_from(size)
+            .map_err(|_| OpError::value(format!("input {at} is {size}, which is no size")).into()),
+        _ => Err(OpError::shape(format!("input {at} is not one integer")).into()),
     }
 }
 
@@ -54,7 +57,7 @@ impl Operator for Window {
         Ok(smallvec![typed(self.dtype, [size(inputs, 0)?])?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let output = call.output(0)?;
         let length = output.shape[0];
         let period = if self.periodic { length } else { length.saturating_sub(1) };
@@ -76,12 +79,12 @@ struct MelWeights {
 }
 
 /// The one number that an input holds.
-fn hertz(view: &View<'_>) -> Result<f64, String> {
+fn hertz(view: &View<'_>) -> Result<f64, OpError> {
     if !view.dtype.is_float() {
         return Err(no(view.dtype));
     }
     let source = Source::new(view);
-    if source.len() == 0 { Err("a frequency is missing".into()) } else { Ok(source.at(0)) }
+    if source.len() == 0 { Err(OpError::shape("a frequency is missing")) } else { Ok(source.at(0)) }
 }
 
 impl Operator for MelWeights {
@@ -90,27 +93,29 @@ impl Operator for MelWeights {
         Ok(smallvec![typed(self.dtype, [length / 2 + 1, bands])?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
-        let whole = |at| -> Result<f64, String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
+        let whole = |at| -> Result<f64, OpError> {
             let view = call.input(at)?;
             let first = super::ints(&view).and_then(|values| values.first().copied());
-            first.map(|value| value as f64).ok_or_else(|| format!("input {at} is not one integer"))
+            first
+                .map(|value| value as f64)
+                .ok_or_else(|| OpError::shape(format!("input {at} is not one integer")))
         };
         let (length, rate) = (whole(1)?, whole(2)?);
         let (low, high) = (hertz(&call.input(3)?)?, hertz(&call.input(4)?)?);
         let output = call.output(0)?;
-        let [bins, bands] = *output.shape else { return Err("its output is no matrix".into()) };
+        let [bins, bands] = *output.shape else { return Err(OpError::shape("its output is no matrix")) };
         let mel = |hertz: f64| 2595.0 * (hertz / 700.0).ln_1p() / std::f64::consts::LN_10;
         let hertz = |mel: f64| 700.0 * (mel / 2595.0 * std::f64::consts::LN_10).exp_m1();
         let (low, high) = (mel(low), mel(high));
         let step = (high - low) / (bands as f64 + 2.0);
         // The bin at which an edge of a band lies.
-        let edge = |at: usize| -> Result<usize, String> {
+        let edge = |at: usize| -> Result<usize, OpError> {
             let bin = ((length + 1.0) * hertz(low + step * at as f64) / rate).floor();
             if (0.0..bins as f64).contains(&bin) {
                 Ok(bin as usize)
             } else {
-                Err(format!("edge {at} of the bands lies at bin {bin} of {bins}"))
+                Err(OpError::value(format!("edge {at} of the bands lies at bin {bin} of {bins}")))
             }
         };
         output.bytes.fill(0);

@@ -7,13 +7,13 @@ use stepalloc_kernels::blocks::Wide;
 use stepalloc_kernels::no;
 use stepalloc_kernels::real::{Space, widened, widened_bytes};
 use stepalloc_kernels::scales::load;
-use stepalloc_tensor::{DataType, Type, View};
+use stepalloc_tensor::{DataType, OpError, Type, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let rows =
         Rows { epsilon: node.attributes.float("epsilon", 1e-5), centre: node.op == "SkipLayerNormalization" };
     if node.outputs.iter().skip(1).take(2).any(|&wanted| wanted) {
-        return Some(Err("mean and deviation are not among what it gives here".into()));
+        return Some(Err(OpError::unsupported("mean and deviation are not among what it gives here")));
     }
     Some(Ok(Box::new(SkipNormalization { rows, outputs: node.outputs.len() })))
 }
@@ -39,7 +39,7 @@ impl Rows {
 }
 
 /// Whether elements are of a type that is known to these operators.
-pub(super) fn known(dtype: DataType) -> Result<(), String> {
+pub(super) fn known(dtype: DataType) -> Result<(), OpError> {
     match dtype {
         DataType::F32 | DataType::F16 | DataType::BF16 => Ok(()),
         other => Err(no(other)),
@@ -87,13 +87,23 @@ impl Operator for SkipNormalization {
         };
         let is_one = !one.is_empty() && (skip.shape == one || skip.shape.split_first() == Some((&1, one)));
         if skip.dtype != input.dtype || skip.shape != input.shape && !is_one {
-            return Err(format!("{input} and {skip} are not of one type").into());
+            return Err(OpError::operand(
+                skip,
+                input.dtype,
+                format!("{input} and {skip} are not of one type"),
+            )
+            .into());
         }
-        let row = *input.shape.last().ok_or("its input has no dimensions")?;
+        let row = *input.shape.last().ok_or_else(|| OpError::shape("its input has no dimensions"))?;
         inputs.ty(2)?;
         for index in self.inputs().into_iter().flatten().chain([2]) {
             if let Some(ty) = inputs.opt(index).filter(|ty| ty.dtype != input.dtype || ty.shape != [row]) {
-                return Err(format!("parameter {index} is {ty}, not {row} numbers of {}", input.dtype).into());
+                return Err(OpError::operand(
+                    ty,
+                    input.dtype,
+                    format!("parameter {index} is {ty}, not {row} numbers of {}", input.dtype),
+                )
+                .into());
             }
         }
         // Mean and deviation are wanted by nobody; the sum is the fourth.
@@ -113,7 +123,7 @@ impl Operator for SkipNormalization {
         size.map_or(0, |(dtype, size)| scratch(dtype, size))
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (over, dtype) = (call.in_place(), call.dtype(0)?);
         let mut space = Space(call.scratch());
         let operand = |index: usize| call.opt(index).filter(|_| over != Some(index));
@@ -136,7 +146,7 @@ impl Operator for SkipNormalization {
                     f32::load(dtype, out, false, row);
                     add(other, at % other.len(), row);
                 }
-                (None, None) => return Err("both inputs are missing".into()),
+                (None, None) => return Err(OpError::MissingInput(0)),
             }
             if let Some(bias) = &bias {
                 add(bias, 0, row);

@@ -13,7 +13,7 @@ use stepalloc_kernels::{
     blocks::{Wide, put},
     no,
 };
-use stepalloc_tensor::{DataType, View};
+use stepalloc_tensor::{DataType, OpError, View};
 use stepalloc_threads as threads;
 
 /// The numbers that slabs are computed in: f32, with vector instructions, and f64.
@@ -180,7 +180,7 @@ pub(super) fn run(
     parameters: &[usize],
     figures: bool,
     kernel: &dyn Slabs,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let dtype = call.dtype(0)?;
     if !dtype.is_float() {
         return Err(no(dtype));
@@ -197,7 +197,7 @@ fn run_as<R: Real>(
     parameters: &[usize],
     figures: bool,
     kernel: &dyn Slabs,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let dtype = call.dtype(0)?;
     let input = if call.in_place() == Some(0) { None } else { Some(call.input(0)?) };
     let output = call.output(0)?;
@@ -274,7 +274,7 @@ fn run_as<R: Real>(
 }
 
 /// The elements of any real type, widened or narrowed to one that is computed in.
-pub(super) fn widen<R: Real>(from: &View<'_>, to: &mut [R]) -> Result<(), String> {
+pub(super) fn widen<R: Real>(from: &View<'_>, to: &mut [R]) -> Result<(), OpError> {
     if !from.dtype.is_float() {
         return Err(no(from.dtype));
     }
@@ -288,7 +288,7 @@ pub(super) fn widen<R: Real>(from: &View<'_>, to: &mut [R]) -> Result<(), String
 }
 
 /// Elements as bytes of another type.
-fn narrow<R: Real>(from: &[R], dtype: DataType, to: &mut [u8]) -> Result<(), String> {
+fn narrow<R: Real>(from: &[R], dtype: DataType, to: &mut [u8]) -> Result<(), OpError> {
     if !dtype.is_float() {
         return Err(no(dtype));
     }

@@ -2,15 +2,16 @@
 
 use stepalloc_graph::Attributes;
 use stepalloc_kernels::conv::window::{AutoPad, MOST, Sliding};
+use stepalloc_tensor::OpError;
 
 /// Windows as attributes say them.
-pub(super) fn sliding(attributes: &Attributes) -> Result<Sliding, String> {
+pub(super) fn sliding(attributes: &Attributes) -> Result<Sliding, OpError> {
     let auto_pad = match attributes.text("auto_pad", "NOTSET") {
         "NOTSET" | "" => AutoPad::NotSet,
         "SAME_UPPER" => AutoPad::SameUpper,
         "SAME_LOWER" => AutoPad::SameLower,
         "VALID" => AutoPad::Valid,
-        other => return Err(format!("auto_pad is {other:?}")),
+        other => return Err(OpError::attribute(format!("auto_pad is {other:?}"))),
     };
     Ok(Sliding {
         kernel: sizes(attributes, "kernel_shape", 1)?,
@@ -23,10 +24,10 @@ pub(super) fn sliding(attributes: &Attributes) -> Result<Sliding, String> {
 }
 
 /// Numbers of an attribute that must be `least` at least.
-pub(super) fn sizes(attributes: &Attributes, name: &str, least: i64) -> Result<Option<Vec<usize>>, String> {
+pub(super) fn sizes(attributes: &Attributes, name: &str, least: i64) -> Result<Option<Vec<usize>>, OpError> {
     let Some(values) = attributes.ints(name) else { return Ok(None) };
     if values.iter().any(|&value| value < least || value > MOST) {
-        return Err(format!("{name} are {values:?}: not between {least} and {MOST}"));
+        return Err(OpError::attribute(format!("{name} are {values:?}: not between {least} and {MOST}")));
     }
     Ok(Some(values.into_iter().map(|value| value as usize).collect()))
 }

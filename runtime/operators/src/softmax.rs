@@ -4,7 +4,7 @@ use super::reduce::{greater, is_nan};
 use super::slabs::{self, Kernel, Real};
 use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, axis};
 use smallvec::smallvec;
-use stepalloc_tensor::{DataType, Type, bf16, f16};
+use stepalloc_tensor::{DataType, OpError, Type, bf16, f16};
 
 /// Columns that are walked down at once.
 const COLUMNS: usize = 256;
@@ -17,7 +17,7 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "LpNormalization" => match node.attributes.int("p", 2) {
             1 => Kind::L1,
             2 => Kind::L2,
-            p => return Some(Err(format!("its p is {p}, neither 1 nor 2"))),
+            p => return Some(Err(OpError::attribute(format!("its p is {p}, neither 1 nor 2")))),
         },
         _ => return None,
     };
@@ -45,7 +45,7 @@ struct Proportion {
 }
 
 impl Proportion {
-    fn column(&self, shape: &[usize]) -> Result<Column, String> {
+    fn column(&self, shape: &[usize]) -> Result<Column, OpError> {
         let rank = shape.len();
         let (length, inner) = if self.flat {
             let at = if self.axis == rank as i64 { rank } else { axis(self.axis, rank)? };
@@ -76,7 +76,7 @@ impl Operator for Proportion {
         slabs::scratch(inputs, outputs[0].dtype, column.length * column.inner, &[], false)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let Some(shape) = call.outputs.first().and_then(|output| Some(output.as_ref()?.shape)) else {
             return Ok(());
         };

@@ -2,7 +2,7 @@
 
 use super::{Call, Definition, Known, Operator, Reuse, Unclear, make};
 use stepalloc_graph::{Attribute, Attributes};
-use stepalloc_tensor::{Element, Tensor, Type, View};
+use stepalloc_tensor::{Element, OpError, Tensor, Type, View};
 
 /// A node with all inputs known.
 pub(super) struct Trial<'a> {
@@ -72,7 +72,7 @@ impl<'a> Trial<'a> {
         Self { outputs: vec![true; count], ..self }
     }
 
-    pub(super) fn operator(&self) -> Result<Box<dyn Operator>, String> {
+    pub(super) fn operator(&self) -> Result<Box<dyn Operator>, OpError> {
         let attributes = self.attributes.iter().map(|(name, value)| ((*name).into(), value.clone()));
         let operator = make(&Definition {
             op: self.op,
@@ -83,7 +83,7 @@ impl<'a> Trial<'a> {
             inputs: &self.inputs.iter().map(Option::is_some).collect::<Vec<_>>(),
             outputs: &self.outputs,
         });
-        operator.ok_or("it is not known")?
+        operator.ok_or_else(|| OpError::unsupported("it is not known"))?
     }
 
     pub(super) fn views(&self) -> Vec<Option<View<'_>>> {
@@ -91,29 +91,29 @@ impl<'a> Trial<'a> {
     }
 
     /// The outputs, those nobody wants too. Where their types are not known before, the operator runs freely.
-    pub(super) fn run(&self) -> Result<Vec<Tensor>, String> {
+    pub(super) fn run(&self) -> Result<Vec<Tensor>, OpError> {
         self.run_over(None)
     }
 
     /// The outputs, of which the first one is written over an input if one is named; the operator must allow that.
-    pub(super) fn run_over(&self, over: Option<usize>) -> Result<Vec<Tensor>, String> {
+    pub(super) fn run_over(&self, over: Option<usize>) -> Result<Vec<Tensor>, OpError> {
         let operator = self.operator()?;
         let mut views = self.views();
         let types: Vec<_> = self.inputs.iter().map(|input| input.as_ref().map(Tensor::ty)).collect();
         let known = Known { types: &types, values: &views };
         let types = match operator.infer(&known) {
             Ok(types) => types,
-            Err(Unclear::Wrong(what)) => return Err(what),
+            Err(Unclear::Wrong(error)) => return Err(error),
             Err(Unclear::Needs(index)) => {
-                let missing = || Err(format!("input {index} is missing"));
+                let missing = || Err(OpError::MissingInput(index));
                 let made = operator.run_freely(&views).unwrap_or_else(missing)?;
                 return Ok(made.into_vec());
             }
         };
         let scratch = operator.scratch(&known, &types);
         // Those of hostile sizes are not tried out.
-        if types.iter().map(Type::bytes).chain([scratch]).any(|bytes| bytes > 1 << 24) {
-            return Err("it is too large for a test".into());
+        if let Some(bytes) = types.iter().map(Type::bytes).chain([scratch]).find(|&bytes| bytes > 1 << 24) {
+            return Err(OpError::Memory { bytes: bytes as u64, why: "it is too large for a test".into() });
         }
         let mut tensors: Vec<_> = types.into_iter().map(Tensor::zeroed).collect();
         // What is in outputs before is anything.
@@ -125,7 +125,7 @@ impl<'a> Trial<'a> {
                 "{} over input {index}",
                 self.op
             );
-            let source = views[index].take().ok_or("the input to be written over is missing")?;
+            let source = views[index].take().ok_or(OpError::MissingInput(index))?;
             assert_eq!(source.bytes.len(), tensors[0].ty().bytes(), "an output of another size");
             tensors[0].view_mut().bytes.copy_from_slice(source.bytes);
             in_place = Some((index, source.dtype));
@@ -155,7 +155,7 @@ pub(super) fn run(
     opset: i64,
     attributes: &[(&str, Attribute)],
     inputs: &[Option<&Tensor>],
-) -> Result<Vec<Tensor>, String> {
+) -> Result<Vec<Tensor>, OpError> {
     run_for(op, opset, attributes, inputs, 1)
 }
 
@@ -166,7 +166,7 @@ pub(super) fn run_for(
     attributes: &[(&str, Attribute)],
     inputs: &[Option<&Tensor>],
     outputs: usize,
-) -> Result<Vec<Tensor>, String> {
+) -> Result<Vec<Tensor>, OpError> {
     Trial::new(op, attributes, inputs).opset(opset).outputs(outputs).run()
 }
 
@@ -177,9 +177,9 @@ pub(super) fn in_place(
     attributes: &[(&str, Attribute)],
     inputs: &[Option<&Tensor>],
     over: usize,
-) -> Result<Tensor, String> {
+) -> Result<Tensor, OpError> {
     let outputs = Trial::new(op, attributes, inputs).opset(opset).run_over(Some(over))?;
-    outputs.into_iter().next().ok_or_else(|| "it has no outputs".into())
+    outputs.into_iter().next().ok_or_else(|| OpError::arity("it has no outputs"))
 }
 
 /// A tensor of these elements.

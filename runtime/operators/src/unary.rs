@@ -10,7 +10,7 @@ use stepalloc_kernels::{
     broadcast::{PARALLEL, PART},
     no, vector,
 };
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -36,7 +36,11 @@ pub(super) fn make(node: &Definition<'_>) -> Made {
         "Gelu" => match attributes.text("approximate", "none") {
             "none" => Function::Gelu,
             "tanh" => Function::TanhGelu,
-            other => return Some(Err(format!("its approximate is {other:?}, neither none nor tanh"))),
+            other => {
+                return Some(Err(OpError::attribute(format!(
+                    "its approximate is {other:?}, neither none nor tanh"
+                ))));
+            }
         },
         "HardSigmoid" => Function::HardSigmoid { alpha: alpha(0.2), beta: attributes.float("beta", 0.5) },
         "HardSwish" => Function::HardSwish,
@@ -221,7 +225,7 @@ impl Operator for Function {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let dtype = call.dtype(0)?;
         match wide(dtype) {
             Some(DataType::F32) => blocks(call, dtype, &|block| self.f32s(bytemuck::cast_slice_mut(block))),
@@ -258,7 +262,7 @@ pub(super) fn blocks(
     call: &mut Call<'_, '_>,
     dtype: DataType,
     f: &(dyn Fn(&mut [u8]) + Sync),
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     blocks_at(call, dtype, wide(dtype).unwrap_or(dtype), &|_, block| f(block))
 }
 
@@ -268,7 +272,7 @@ pub(super) fn blocks_at(
     dtype: DataType,
     computed: DataType,
     f: &(dyn Fn(usize, &mut [u8]) + Sync),
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let input = match call.in_place() {
         Some(_) => None,
         None => Some(call.input(0)?.bytes),
@@ -309,7 +313,10 @@ impl Operator for SwiGlu {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (a, b) = (inputs.ty(0)?, inputs.ty(1)?);
         if a != b || !a.dtype.is_float() {
-            return Err(format!("{a} and {b} are not two tensors of real numbers in one shape").into());
+            return Err(OpError::shape(format!(
+                "{a} and {b} are not two tensors of real numbers in one shape"
+            ))
+            .into());
         }
         Ok(smallvec![a.clone()])
     }
@@ -318,7 +325,7 @@ impl Operator for SwiGlu {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let with = call.input(1)?;
         let swish = Function::Swish(self.alpha);
         let dtype = call.dtype(0)?;

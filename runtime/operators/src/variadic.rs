@@ -5,7 +5,7 @@ use super::unary::{blocks, wide};
 use super::{Call, Definition, Known, Made, Operator, Reuse, Types, Unclear, cast, typed};
 use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::no;
-use stepalloc_tensor::{DataType, View};
+use stepalloc_tensor::{DataType, OpError, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     Some(Ok(Box::new(match node.op {
@@ -30,7 +30,9 @@ impl Operator for Variadic {
             (0..inputs.len()).map(|index| inputs.ty(index)).collect::<Result<SmallVec<[_; 8]>, _>>()?;
         let first = inputs.ty(0)?;
         if let Some(other) = types.iter().find(|ty| ty.dtype != first.dtype) {
-            return Err(format!("{first} and {other} have elements of two types").into());
+            return Err(
+                OpError::element_type(format!("{first} and {other} have elements of two types")).into()
+            );
         }
         Ok(smallvec![typed(first.dtype, broadcast_types(&types)?)?])
     }
@@ -39,7 +41,7 @@ impl Operator for Variadic {
         Reuse::InPlace(&[0, 1])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let dtype = call.dtype(0)?;
         if wide(dtype).is_none() || matches!(self, Self::Sum | Self::Mean) && !dtype.is_float() {
             return Err(no(dtype));

@@ -17,11 +17,11 @@ class Error(Exception):
 
 
 class Fail(Error):
-    """A node cannot be run on its inputs, or there is no memory for it."""
+    """A node cannot be run on its inputs: their shapes do not fit. Or there is no memory for it."""
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong: a name, a shape, an element type, an option."""
+    """An argument is wrong: a name, a shape, an element type, an option, or elements that are out of range for a node."""
 
 
 class NoSuchFile(Error):
@@ -32,8 +32,12 @@ class InvalidProtobuf(Error):
     """What was read is no model, or a damaged one."""
 
 
+class InvalidGraph(Error):
+    """A node is wrong whatever its inputs are: an attribute, or the number of its inputs or outputs."""
+
+
 class NotImplemented(Error):  # noqa: A001 (the name is ONNX Runtime's)
-    """The model asks for an operator that there is none of."""
+    """The model asks for what there is not here: an operator, or one of its attributes' values or element types."""
 
 
 class OutOfMemory(Fail, MemoryError):
@@ -45,7 +49,17 @@ class Cancelled(Fail):
 
 
 #: By the numbers of ``StepallocCode``.
-_ERRORS = (Error, InvalidArgument, NoSuchFile, InvalidProtobuf, NotImplemented, Fail, OutOfMemory, Cancelled)
+_ERRORS = (
+    Error,
+    InvalidArgument,
+    NoSuchFile,
+    InvalidProtobuf,
+    NotImplemented,
+    Fail,
+    OutOfMemory,
+    Cancelled,
+    InvalidGraph,
+)
 
 
 class Tensor(ctypes.Structure):

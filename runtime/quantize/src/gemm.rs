@@ -91,11 +91,13 @@ fn transposed(rewriter: &mut Rewriter<'_>, name: &str) -> Option<String> {
 }
 
 /// A matrix, transposed.
-pub(super) fn turn(source: &TensorProto, folder: &mut Folder) -> Result<Tensor, String> {
+pub(super) fn turn(source: &TensorProto, folder: &mut Folder) -> Result<Tensor, Error> {
     let matrix = tensor(source, folder)?;
     let View { dtype, shape, bytes, .. } = matrix.view();
-    let &[rows, cols] = shape else { return Err(format!("{} has no two dimensions", matrix.ty())) };
-    let ty = Type::new(dtype, [cols, rows]).ok_or("it is too large")?;
+    let &[rows, cols] = shape else {
+        return Err(Error::model(format!("{} has no two dimensions", matrix.ty())));
+    };
+    let ty = Type::new(dtype, [cols, rows]).ok_or_else(|| Error::model("it is too large"))?;
     let (mut turned, size) = (Tensor::zeroed(ty), dtype.bytes());
     let to = turned.view_mut().bytes;
     for (first_row, first_col) in tiles(rows).flat_map(|row| tiles(cols).map(move |col| (row, col))) {
@@ -122,8 +124,7 @@ pub(super) fn fill(
     for copy in &mut graph.initializer {
         let name = copy.name.as_deref().unwrap_or_default();
         let Some(source) = turned.get(name) else { continue };
-        let made =
-            turn(source, folder).map_err(|what| Error::model(format!("initializer {name}: {what}")))?;
+        let made = turn(source, folder).map_err(|error| error.within(&format!("initializer {name}")))?;
         copy.raw_data = Some(made.view().bytes.to_vec().into());
     }
     let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);

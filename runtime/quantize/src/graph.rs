@@ -54,8 +54,19 @@ impl Level {
     }
 }
 
-/// Why a node is left as it is; `None` where nobody would expect anything else.
-pub(super) type Why = Option<String>;
+/// Why a node is left as it is.
+pub(super) enum Why {
+    /// Nobody would expect anything else.
+    Expected,
+    /// What does not allow it, for whoever expected otherwise.
+    Unfit(String),
+}
+
+impl Why {
+    pub(super) fn unfit(what: impl Into<String>) -> Self {
+        Self::Unfit(what.into())
+    }
+}
 
 /// What is at work on a model.
 pub(super) struct Rewriter<'a> {
@@ -154,17 +165,17 @@ impl Rewriter<'_> {
                 "Gather" => self.gather(&node),
                 "Transpose" => self.transpose(&node),
                 "LSTM" => self.lstm(&node),
-                _ => Err(None),
+                _ => Err(Why::Expected),
             }
         } else if !plain && matches!(op.as_str(), "Attention" | "EmbedLayerNormalization") {
-            Err(Some("operators of other domains are not known to the quantizer".into()))
+            Err(Why::unfit("operators of other domains are not known to the quantizer"))
         } else {
-            Err(None)
+            Err(Why::Expected)
         };
         match made {
             Ok(()) => self.done.nodes.push((op, name)),
             Err(why) => {
-                if let Some(why) = why {
+                if let Why::Unfit(why) = why {
                     self.done.left.push(Left { op, node: name, why });
                 }
                 node.input.iter().for_each(|name| self.float(name));
@@ -242,10 +253,10 @@ impl Rewriter<'_> {
     }
 
     /// An initializer in 8 bits, by the scheme, unless it is there already; `axis` is that of columns, the last one.
-    pub(super) fn weight(&mut self, name: &str, scheme: Scheme, axis: Option<i64>) -> Result<Eight, String> {
+    pub(super) fn weight(&mut self, name: &str, scheme: Scheme, axis: Option<i64>) -> Result<Eight, Why> {
         if let Some(eight) = self.eight(name) {
             if eight.axis.is_some() && eight.axis != axis {
-                return Err(format!("{name} is quantized by channels for another node"));
+                return Err(Why::unfit(format!("{name} is quantized by channels for another node")));
             }
             return Ok(eight.clone());
         }
@@ -258,7 +269,7 @@ impl Rewriter<'_> {
             Some(_) => (shape[shape.len() - 1], 1),
         };
         let made = quantize(weight.view().elements(), channels, inner, scheme)
-            .ok_or_else(|| format!("{name} has elements that are not finite"))?;
+            .ok_or_else(|| Why::unfit(format!("{name} has elements that are not finite")))?;
         let dims: Vec<_> = shape.iter().map(|&dim| dim as i64).collect();
         let along: Vec<_> = axis.map(|_| channels as i64).into_iter().collect();
         let eight = Eight {
@@ -289,27 +300,27 @@ impl Rewriter<'_> {
     }
 
     /// An initializer in f32; what has no elements is not worth the trouble.
-    pub(super) fn read(&mut self, name: &str) -> Result<Tensor, String> {
+    pub(super) fn read(&mut self, name: &str) -> Result<Tensor, Why> {
         let level = self.level_of(name).map(|level| &self.levels[level]);
         let Some((level, &place)) = level.and_then(|level| Some((level, level.places.get(name)?))) else {
-            return Err(format!("{name} is computed"));
+            return Err(Why::unfit(format!("{name} is computed")));
         };
         let proto = &level.initializers[place];
         let number = proto.data_type.unwrap_or_default();
         if number != FLOAT {
             let ty = DataType::from_onnx(number).map_or("of another type", DataType::name);
-            return Err(format!("{name} is {ty}; convert the model to float32 first"));
+            return Err(Why::unfit(format!("{name} is {ty}; convert the model to float32 first")));
         }
         let made = match self.turned.get(name) {
             Some(source) => gemm::turn(source, &mut self.folder),
             None => tensor(proto, &mut self.folder),
         };
-        let made = made.map_err(|what| format!("{name}: {what}"))?;
-        if made.view().is_empty() { Err(format!("{name} has no elements")) } else { Ok(made) }
+        let made = made.map_err(|error| Why::unfit(error.within(name).to_string()))?;
+        if made.view().is_empty() { Err(Why::unfit(format!("{name} has no elements"))) } else { Ok(made) }
     }
 
     /// A value in 8 bits, by its own range each time the model runs, unless it is there already.
-    pub(super) fn activation(&mut self, name: &str) -> Result<Eight, String> {
+    pub(super) fn activation(&mut self, name: &str) -> Result<Eight, Why> {
         if self.initializer(name).is_some() {
             return self.weight(name, Scheme::DATA, None);
         }

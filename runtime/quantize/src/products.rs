@@ -18,7 +18,7 @@ impl Rewriter<'_> {
             node.input.get(1).and_then(|name| self.initializer(name)).map_or(0, |tensor| tensor.dims.len());
         if rank < 3 {
             let weights = node.input.get(1).map_or("", String::as_str);
-            return Err(Some(format!("{weights} is computed")));
+            return Err(Why::unfit(format!("{weights} is computed")));
         }
         self.product(node, "ConvInteger", None, |rewriter, scaled, bias| {
             rewriter.bias(&node.output[0], scaled, bias, rank);
@@ -34,7 +34,7 @@ impl Rewriter<'_> {
         add: impl FnOnce(&mut Self, &str, &str),
     ) -> Result<(), Why> {
         let (Some(x), Some(w), Some(y)) = (node.input.first(), node.input.get(1), node.output.first()) else {
-            return Err(None);
+            return Err(Why::Expected);
         };
         let scheme = Scheme {
             ty: self.options.weight_type,
@@ -42,11 +42,11 @@ impl Rewriter<'_> {
             reduced: self.options.reduce_range,
         };
         if self.initializer(w).is_none() {
-            return Err(Some(format!("{w} is computed")));
+            return Err(Why::unfit(format!("{w} is computed")));
         }
         // Weights that cannot be quantized are seen before anything is added.
-        let w = self.weight(w, scheme, axis).map_err(Some)?;
-        let x = self.activation(x).map_err(Some)?;
+        let w = self.weight(w, scheme, axis)?;
+        let x = self.activation(x)?;
         let name = node.name.as_deref().filter(|name| !name.is_empty());
         let integer = name.map_or(String::new(), |name| self.names.node(&format!("{name}_quant")));
         let sums = self.names.value(&format!("{y}_output_quantized"));

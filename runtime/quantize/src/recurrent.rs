@@ -10,16 +10,16 @@ use stepalloc_tensor::View;
 impl Rewriter<'_> {
     /// LSTM -> DynamicQuantizeLSTM of ONNX Runtime's domain. Its weights are signed whatever the others are.
     pub(super) fn lstm(&mut self, node: &NodeProto) -> Result<(), Why> {
-        let (Some(w), Some(r)) = (node.input.get(1), node.input.get(2)) else { return Err(None) };
+        let (Some(w), Some(r)) = (node.input.get(1), node.input.get(2)) else { return Err(Why::Expected) };
         let is_layout = |name: &Option<String>| name.as_deref() == Some("layout");
         if node.attribute.iter().any(|attribute| is_layout(&attribute.name) && attribute.i.unwrap_or(0) != 0)
         {
-            return Err(Some("DynamicQuantizeLSTM has no layout 1".into()));
+            return Err(Why::unfit("DynamicQuantizeLSTM has no layout 1"));
         }
         for weights in [w, r] {
-            self.initializer(weights).ok_or_else(|| Some(format!("{weights} is computed")))?;
+            self.initializer(weights).ok_or_else(|| Why::unfit(format!("{weights} is computed")))?;
         }
-        let (w, r) = (self.gates(w).map_err(Some)?, self.gates(r).map_err(Some)?);
+        let (w, r) = (self.gates(w)?, self.gates(r)?);
         let given = |index: usize| node.input.get(index).map_or("", String::as_str);
         for index in [0, 3, 4, 5, 6, 7] {
             self.float(given(index));
@@ -41,7 +41,7 @@ impl Rewriter<'_> {
 
     /// Weights in 8 bits with their last two dimensions swapped, their scales and their zero points: one of each direction, or of each
     /// gate's row.
-    fn gates(&mut self, name: &str) -> Result<[String; 3], String> {
+    fn gates(&mut self, name: &str) -> Result<[String; 3], Why> {
         let level = self.level_of(name).unwrap_or_default();
         if let Some(made) = self.levels[level].recurrent.get(name) {
             return Ok(made.clone());
@@ -49,7 +49,7 @@ impl Rewriter<'_> {
         let weights = self.read(name)?;
         let View { shape, .. } = weights.view();
         let &[directions, gates, input] = shape else {
-            return Err(format!("{name} does not have three dimensions"));
+            return Err(Why::unfit(format!("{name} does not have three dimensions")));
         };
         let scheme = Scheme {
             ty: WeightType::QInt8,
@@ -62,7 +62,7 @@ impl Rewriter<'_> {
         };
         let inner = weights.view().len().checked_div(channels).unwrap_or(0);
         let made = quantize(weights.view().elements(), channels, inner, scheme)
-            .ok_or_else(|| format!("{name} has elements that are not finite"))?;
+            .ok_or_else(|| Why::unfit(format!("{name} has elements that are not finite")))?;
         let mut turned = Vec::with_capacity(made.elements.len());
         for direction in 0..directions {
             for column in 0..input {

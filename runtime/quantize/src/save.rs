@@ -56,8 +56,7 @@ pub(super) fn gather(model: &mut ModelProto, folder: &mut Folder) -> Result<u64,
             return Ok(());
         }
         let name = tensor.name.clone().unwrap_or_default();
-        let bytes =
-            external(tensor, folder).map_err(|what| Error::model(format!("tensor {name}: {what}")))?;
+        let bytes = external(tensor, folder).map_err(|error| error.within(&format!("tensor {name}")))?;
         beside += bytes.len() as u64;
         tensor.raw_data = Some(bytes);
         tensor.data_location = None;

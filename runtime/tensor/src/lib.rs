@@ -6,6 +6,7 @@
 //! | [`tensor`] | [`Tensor`], [`View`] and [`ViewMut`]: a shape, and where its elements are |
 //! | [`shape`] | sizes of dimensions |
 //! | [`shared`] | memory that a tensor has together with somebody else |
+//! | [`error`] | what can be wrong with a node, by kind |
 //! | [`growing`] | tensors that grow along an axis where they are |
 //! | [`quads`] | bytes of matrices as products of bytes take them |
 //! | [`raw`] | elements as files have them |
@@ -14,6 +15,7 @@
 //! Kernels, graphs and file formats are built on this crate; it knows nothing of them.
 
 pub mod element;
+pub mod error;
 pub mod growing;
 pub mod mapped;
 pub mod quads;
@@ -23,5 +25,6 @@ pub mod shared;
 pub mod tensor;
 
 pub use element::{Bool, DataType, Element, Number, bf16, f16};
+pub use error::OpError;
 pub use shape::Shape;
 pub use tensor::{ALIGNMENT, Ints, OutOfMemory, Tensor, Type, View, ViewMut, axis};

@@ -1,14 +1,15 @@
 //! Elements as files have them: in the order of small machines, those of less than a byte packed.
 
+use crate::error::OpError;
 use crate::tensor::{Tensor, Type, ViewMut};
 use bytes::Bytes;
 
 /// A tensor of the bytes that files have for its elements.
-pub fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, String> {
+pub fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, OpError> {
     let bits = ty.dtype.file_bits();
     let in_file = (ty.elements() as u128 * bits as u128).div_ceil(8);
     if raw.len() as u128 != in_file {
-        return Err(format!("{ty} has {} bytes instead of {in_file}", raw.len()));
+        return Err(OpError::shape(format!("{ty} has {} bytes instead of {in_file}", raw.len())));
     }
     if bits < 8 {
         let mut tensor = Tensor::zeroed(ty);
@@ -24,7 +25,7 @@ pub fn from_raw(ty: Type, raw: Bytes) -> Result<Tensor, String> {
         }
         return Ok(tensor);
     }
-    Tensor::from_bytes(ty, raw).ok_or_else(|| "it has too few bytes".into())
+    Tensor::from_bytes(ty, raw).ok_or_else(|| OpError::shape("it has too few bytes"))
 }
 
 /// Elements of less than a byte, the first in the lowest bits; signs are kept.

@@ -1,6 +1,7 @@
 //! Tensors: elements of one type in a shape, row by row (C order), in memory of their own or lent.
 
 use crate::element::{DataType, Element};
+use crate::error::OpError;
 use crate::growing::{Blocks, Grown};
 use crate::mapped::{Copied, Order, copied, reordered};
 use crate::shape::Shape;
@@ -77,12 +78,12 @@ impl fmt::Display for Type {
 pub type Ints = SmallVec<[i64; 8]>;
 
 /// A dimension's number from one that may count from the end.
-pub fn axis(axis: i64, rank: usize) -> Result<usize, String> {
+pub fn axis(axis: i64, rank: usize) -> Result<usize, OpError> {
     let counted = if axis < 0 { axis + rank as i64 } else { axis };
     usize::try_from(counted)
         .ok()
         .filter(|&counted| counted < rank)
-        .ok_or_else(|| format!("there is no axis {axis} among {rank} dimensions"))
+        .ok_or_else(|| OpError::shape(format!("there is no axis {axis} among {rank} dimensions")))
 }
 
 /// A tensor to be read.

@@ -152,11 +152,11 @@ pub fn pieces_of_two<A: Pod, B: Pod>(
 }
 
 /// [`pieces`] that may fail: an error of one of them, if there was any.
-pub fn try_pieces<T: Pod>(
+pub fn try_pieces<T: Pod, E: Send>(
     out: &mut [T],
     size: usize,
-    make: &(dyn Fn(usize, &mut [T]) -> Result<(), String> + Sync),
-) -> Result<(), String> {
+    make: &(dyn Fn(usize, &mut [T]) -> Result<(), E> + Sync),
+) -> Result<(), E> {
     let failed = Mutex::new(None);
     pieces(out, size, 1, &|number, piece| {
         if let Err(what) = make(number, piece) {

@@ -24,7 +24,7 @@ pub fn tensor(data: &[u8]) {
     let content = data.to_vec();
     match within(data.len(), TIMES, BASE, || read_tensor(content.into())) {
         Ok((_, tensor)) => assert_eq!(tensor.view().bytes.len(), tensor.ty().bytes()),
-        Err(why) => assert!(!why.is_empty()),
+        Err(error) => assert!(!error.to_string().is_empty()),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::graph::{Attribute, Attributes, Graph, Node, Value, ValueId};
 use crate::operator::{Call, Definition, Known, Operator, Registry, Unclear};
 use std::collections::HashSet;
 use std::sync::Arc;
-use stepalloc_tensor::Tensor;
+use stepalloc_tensor::{OpError, Tensor};
 
 /// A graph that is being changed.
 pub(crate) struct Editor {
@@ -329,10 +329,10 @@ pub(crate) struct Nothing;
 
 impl Operator for Nothing {
     fn infer(&self, _: &Known<'_>) -> Result<crate::operator::Types, Unclear> {
-        Err("it was never made".into())
+        Err(OpError::internal("it was never made").into())
     }
 
-    fn run(&self, _: &mut Call<'_, '_>) -> Result<(), String> {
-        Err("it was never made".into())
+    fn run(&self, _: &mut Call<'_, '_>) -> Result<(), OpError> {
+        Err(OpError::internal("it was never made"))
     }
 }

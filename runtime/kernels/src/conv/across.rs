@@ -15,7 +15,7 @@ use crate::strided::{self, copy};
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
 use std::ops::Range;
-use stepalloc_tensor::{DataType, Tensor, Type};
+use stepalloc_tensor::{DataType, OpError, Tensor, Type};
 
 /// Filters of a panel: the four vectors that are summed at a time where they are widest.
 const PANEL: usize = 64;
@@ -47,11 +47,12 @@ pub struct Filters {
 
 impl Pack for Filters {
     /// Of rows of weights, each of a filter: the columns of a matrix that is given transposed.
-    fn pack(weights: &Tensor, Layout { rows: depth, cols, groups, .. }: Layout) -> Result<Self, String> {
+    fn pack(weights: &Tensor, Layout { rows: depth, cols, groups, .. }: Layout) -> Result<Self, OpError> {
         let to = cols / groups;
         let filled = to.next_multiple_of(FILLED);
-        let ty = Type::new(DataType::F32, [groups, filled, depth]).ok_or("the weights are too large")?;
-        let mut panels = Tensor::try_zeroed(ty).map_err(|error| error.to_string())?;
+        let ty = Type::new(DataType::F32, [groups, filled, depth])
+            .ok_or_else(|| OpError::shape("the weights are too large"))?;
+        let mut panels = Tensor::try_zeroed(ty)?;
         let laid = panels.view_mut().elements::<f32>();
         // A panel at a time, or a group.
         let rows = if groups == 1 { PANEL } else { to };

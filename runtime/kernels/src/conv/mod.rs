@@ -23,7 +23,7 @@ use dot::Dots;
 use finish::Finish;
 use rten_simd::SimdOp;
 use std::ops::Range;
-use stepalloc_tensor::{DataType, Element, Number, Type};
+use stepalloc_tensor::{DataType, Element, Number, OpError, Type};
 use stepalloc_threads as threads;
 use window::Window;
 
@@ -43,10 +43,11 @@ pub struct Sizes {
 
 impl Sizes {
     /// The output.
-    pub fn out(&self, dtype: DataType) -> Result<Type, String> {
+    pub fn out(&self, dtype: DataType) -> Result<Type, OpError> {
         let mut shape = vec![self.batch, self.group * self.to];
         shape.extend(self.window.shape());
-        Type::new(dtype, shape.clone()).ok_or_else(|| format!("a tensor of shape {shape:?} is too large"))
+        Type::new(dtype, shape.clone())
+            .ok_or_else(|| OpError::shape(format!("a tensor of shape {shape:?} is too large")))
     }
 
     /// Weights of one filter.
@@ -302,7 +303,7 @@ pub fn unrolled<T: Number>(
     w: &[T],
     bias: Option<&[T]>,
     scratch: &mut [u8],
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let (window, depth, to) = (&sizes.window, sizes.depth(), sizes.to);
     let places = window.output();
     let bias = |filter: usize| bias.map_or(T::Wide::default(), |bias| bias[filter].wide());

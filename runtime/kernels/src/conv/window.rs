@@ -7,6 +7,7 @@
 use rten_simd::{Isa, SimdOp};
 use smallvec::SmallVec;
 use std::ops::Range;
+use stepalloc_tensor::OpError;
 
 /// Attributes beyond this are refused: what is computed from them then stays within 64 bits.
 pub const MOST: i64 = i32::MAX as i64;
@@ -47,34 +48,34 @@ impl Sliding {
         of: &Option<Vec<usize>>,
         name: &str,
         rank: usize,
-    ) -> Result<SmallVec<[usize; 4]>, String> {
+    ) -> Result<SmallVec<[usize; 4]>, OpError> {
         match of {
             None => Ok(SmallVec::from_elem(1, rank)),
             Some(of) if of.len() == rank => Ok(of.iter().copied().collect()),
-            Some(of) => Err(format!("{name} are {of:?}, of {rank} spatial dimensions")),
+            Some(of) => Err(OpError::attribute(format!("{name} are {of:?}, of {rank} spatial dimensions"))),
         }
     }
 
     /// Sizes, strides and dilations of a window over so many dimensions, without places.
-    pub fn axes(&self, input: &[usize], kernel: &[usize]) -> Result<SmallVec<[Axis; 3]>, String> {
+    pub fn axes(&self, input: &[usize], kernel: &[usize]) -> Result<SmallVec<[Axis; 3]>, OpError> {
         let rank = input.len();
         if rank == 0 {
-            return Err("there are no spatial dimensions".into());
+            return Err(OpError::shape("there are no spatial dimensions"));
         }
         if kernel.len() != rank || self.kernel.as_ref().is_some_and(|told| told != kernel) {
             let told = self.kernel.as_deref().unwrap_or(kernel);
-            return Err(format!(
+            return Err(OpError::attribute(format!(
                 "kernel_shape is {told:?}, of {rank} spatial dimensions and weights {kernel:?}"
-            ));
+            )));
         }
         if let Some(&most) = kernel.iter().find(|&&size| size as i64 > MOST) {
-            return Err(format!("a window of {most} elements is too large"));
+            return Err(OpError::shape(format!("a window of {most} elements is too large")));
         }
         let strides = self.along(&self.strides, "strides", rank)?;
         let dilations = self.along(&self.dilations, "dilations", rank)?;
         let pads = self.pads.as_deref();
         if let Some(pads) = pads.filter(|pads| pads.len() != 2 * rank) {
-            return Err(format!("pads are {pads:?}, of {rank} spatial dimensions"));
+            return Err(OpError::attribute(format!("pads are {pads:?}, of {rank} spatial dimensions")));
         }
         let pad = |at: usize| pads.map_or(0, |pads| pads[at]);
         let axis = |at: usize| Axis {
@@ -90,7 +91,7 @@ impl Sliding {
     }
 
     /// The windows over an input.
-    pub fn window(&self, input: &[usize], kernel: &[usize]) -> Result<Window, String> {
+    pub fn window(&self, input: &[usize], kernel: &[usize]) -> Result<Window, OpError> {
         let mut axes = self.axes(input, kernel)?;
         for axis in &mut axes {
             let extent = axis.extent();
@@ -111,7 +112,9 @@ impl Sliding {
             }
             let padded = axis.input + axis.begin + axis.end;
             let Some(free) = padded.checked_sub(extent) else {
-                return Err(format!("a window of {extent} does not fit into {padded} elements"));
+                return Err(OpError::shape(format!(
+                    "a window of {extent} does not fit into {padded} elements"
+                )));
             };
             axis.output = free / axis.stride + 1;
             // A last window that is cut off; it must not begin in what is padded at the end.

@@ -6,6 +6,7 @@
 use crate::gemm::{Matrix, PARALLEL, Panels, load, view};
 use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmOptions, QuantParams};
 use std::sync::OnceLock;
+use stepalloc_tensor::OpError;
 
 thread_local! {
     /// It chooses its code for the machine, and cannot be sent to another thread.
@@ -54,7 +55,7 @@ pub fn gemm_i8(
     a: Quantized<'_, u8>,
     b: Quantized<'_, i8>,
     scratch: &mut [u8],
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     if exact() { in_integers(out, a, b, scratch) } else { in_f32(out, a, b, scratch) }
 }
 
@@ -63,7 +64,7 @@ fn in_integers(
     a: Quantized<'_, u8>,
     b: Quantized<'_, i8>,
     scratch: &mut [u8],
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let (a_quant, b_quant, alike) = match (a.params(), b.params()) {
         (Some(a_quant), Some(b_quant)) => (a_quant, b_quant, true),
         _ => (None, None, false),
@@ -79,7 +80,7 @@ fn in_integers(
         let left = GemmInputA::Unpacked(view(a.matrix.part(first..first + height, 0..a.matrix.cols))?);
         let options = GemmOptions { a_quant: zeros, b_quant, ..GemmOptions::default() };
         let done = EXECUTOR.with(|executor| executor.gemm(out, left, right, options));
-        done.map_err(|error| error.to_string())?;
+        done.map_err(|error| OpError::shape(error.to_string()))?;
     }
     if !alike {
         subtract_zeros(out, a, b, bytemuck::cast_slice_mut(&mut scratch[..4 * b.matrix.cols]));
@@ -112,7 +113,7 @@ fn in_f32(
     a: Quantized<'_, u8>,
     b: Quantized<'_, i8>,
     scratch: &mut [u8],
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let (rows, cols, depth) = (a.matrix.rows, b.matrix.cols, a.matrix.cols);
     Panels::new::<i32>(rows, cols, depth).multiply(
         scratch,

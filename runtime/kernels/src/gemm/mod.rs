@@ -21,7 +21,7 @@ use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmOptions, PackedBMatrix
 use rten_simd::{Isa, SimdOp};
 use rten_tensor::NdTensorView;
 use std::ops::Range;
-use stepalloc_tensor::{DataType, Number};
+use stepalloc_tensor::{DataType, Number, OpError};
 use stepalloc_threads as threads;
 
 /// Less work than this, in elements or multiplications, is not worth another thread.
@@ -84,10 +84,11 @@ impl<'a> Matrix<'a, u8> {
 }
 
 /// The matrix as rten-gemm takes it.
-pub fn view<T>(matrix: Matrix<'_, T>) -> Result<NdTensorView<'_, T, 2>, String> {
+pub fn view<T>(matrix: Matrix<'_, T>) -> Result<NdTensorView<'_, T, 2>, OpError> {
     let Matrix { data, rows, cols, row_stride, col_stride } = matrix;
-    NdTensorView::from_slice_with_strides([rows, cols], data, [row_stride, col_stride])
-        .map_err(|_| format!("a matrix of {rows} x {cols} is not within its {} elements", data.len()))
+    NdTensorView::from_slice_with_strides([rows, cols], data, [row_stride, col_stride]).map_err(|_| {
+        OpError::shape(format!("a matrix of {rows} x {cols} is not within its {} elements", data.len()))
+    })
 }
 
 /// `out = alpha * a b + beta * out + bias`; `out` is row by row and may hold anything if `beta` is 0.
@@ -97,7 +98,7 @@ pub fn gemm_f32(
     b: Matrix<'_, f32>,
     (alpha, beta): (f32, f32),
     bias: Option<BiasVector<'_, f32>>,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let (mut a, mut b, mut bias) = (a, b, bias);
     // A matrix times a vector: the other way round, so that no panel is packed around a single column.
     if b.cols == 1 && a.rows > 1 && b.row_stride == 1 && (a.col_stride == 1 || a.row_stride == 1) {
@@ -133,7 +134,7 @@ pub fn gemm_tiles(
     b: Matrix<'_, f32>,
     (alpha, beta): (f32, f32),
     bias: Option<BiasVector<'_, f32>>,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     tiles(out, a, GemmInputB::Unpacked(view(b)?), (alpha, beta), bias)
 }
 
@@ -144,7 +145,7 @@ pub fn gemm_packed(
     b: &PackedBMatrix<f32>,
     (alpha, beta): (f32, f32),
     bias: Option<BiasVector<'_, f32>>,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     tiles(out, a, GemmInputB::Packed(b), (alpha, beta), bias)
 }
 
@@ -154,14 +155,16 @@ fn tiles(
     b: GemmInputB<'_, f32>,
     (alpha, beta): (f32, f32),
     bias: Option<BiasVector<'_, f32>>,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let options = GemmOptions { alpha, beta, bias, ..GemmOptions::default() };
     let a = GemmInputA::Unpacked(view(a)?);
-    EXECUTOR.with(|executor| executor.gemm(out, a, b, options)).map_err(|error| error.to_string())
+    EXECUTOR
+        .with(|executor| executor.gemm(out, a, b, options))
+        .map_err(|error| OpError::shape(error.to_string()))
 }
 
 /// A right factor in the order in which the kernel reads it; at most 64 columns larger than it is.
-pub fn packed(b: Matrix<'_, f32>) -> Result<PackedBMatrix<f32>, String> {
+pub fn packed(b: Matrix<'_, f32>) -> Result<PackedBMatrix<f32>, OpError> {
     let b = view(b)?;
     Ok(EXECUTOR.with(|executor| executor.prepack_b(b)))
 }
@@ -172,7 +175,7 @@ pub fn product<T: Number>(
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,
     accumulate: bool,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     product_of(T::DTYPE, bytemuck::cast_slice_mut(out), a.bytes(), b.bytes(), accumulate)
 }
 
@@ -183,7 +186,7 @@ pub fn product_of(
     a: Matrix<'_, u8>,
     b: Matrix<'_, u8>,
     accumulate: bool,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     match dtype {
         DataType::F32 => {
             let beta = if accumulate { 1.0 } else { 0.0 };
@@ -197,7 +200,7 @@ pub fn product_of(
         DataType::I64 | DataType::U64 => {
             plain::<u64>(bytemuck::cast_slice_mut(out), a.elements(), b.elements(), accumulate);
         }
-        other => return Err(format!("it multiplies no matrices of {other}")),
+        other => return Err(OpError::element_type(format!("it multiplies no matrices of {other}"))),
     }
     Ok(())
 }
@@ -297,7 +300,7 @@ fn sum_product<S: Sum>(
     a: Matrix<'_, f32>,
     b: Matrix<'_, f32>,
     accumulate: bool,
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     if !accumulate {
         sums.fill(S::zeroed());
     }
@@ -341,7 +344,7 @@ impl Panels {
         load_a: Load<'_>,
         load_b: Load<'_>,
         store: &mut dyn FnMut(usize, usize, &[S]),
-    ) -> Result<(), String> {
+    ) -> Result<(), OpError> {
         let Self { rows, cols, depth } = *self;
         let scratch: &mut [f32] = bytemuck::cast_slice_mut(&mut scratch[..self.scratch()]);
         let (a_panel, scratch) = scratch.split_at_mut(rows * depth);

@@ -7,7 +7,7 @@ use crate::gemm::{Matrix, gemm_f32};
 use crate::scales::load;
 use rten_simd::{Isa, SimdOp};
 use std::ops::Range;
-use stepalloc_tensor::View;
+use stepalloc_tensor::{OpError, View};
 use stepalloc_threads as threads;
 
 /// Columns that become f32 at a time: half a megabyte of 4,096 rows.
@@ -69,7 +69,7 @@ pub fn multiply(
     b: &NBits<'_>,
     scratch: &mut [f32],
     store: &mut dyn FnMut(usize, usize, &[f32]),
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let (rows, width) = (a.rows, columns(a.rows, b.cols));
     if rows == 0 || width == 0 {
         return Ok(());

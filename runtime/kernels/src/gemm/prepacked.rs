@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use stepalloc_tensor::{Tensor, mapped};
+use stepalloc_tensor::{OpError, Tensor, mapped};
 
 /// How a tensor is read as a matrix that is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,11 +29,11 @@ pub struct Layout {
 /// What a kernel makes of a matrix of f32.
 pub trait Pack: Any + Send + Sync + Sized {
     /// Of a tensor of f32. Of what is copied from a file when it is used no copy is to stay.
-    fn pack(tensor: &Tensor, layout: Layout) -> Result<Self, String>;
+    fn pack(tensor: &Tensor, layout: Layout) -> Result<Self, OpError>;
 }
 
 impl Pack for PackedBMatrix<f32> {
-    fn pack(tensor: &Tensor, Layout { rows, cols, transposed, .. }: Layout) -> Result<Self, String> {
+    fn pack(tensor: &Tensor, Layout { rows, cols, transposed, .. }: Layout) -> Result<Self, OpError> {
         let passing = tensor.in_passing();
         let view = passing.as_ref().unwrap_or(tensor).view();
         let elements = view.elements();
@@ -78,7 +78,7 @@ impl<M> Deref for Packed<M> {
 
 impl<M: Pack> Packed<M> {
     /// A matrix of f32: what others have of the same elements, or a new one.
-    pub fn of(tensor: &Arc<Tensor>, layout: Layout) -> Result<Arc<Self>, String> {
+    pub fn of(tensor: &Arc<Tensor>, layout: Layout) -> Result<Arc<Self>, OpError> {
         // Another plan's: nothing is read for it.
         let is_same = |packed: &Arc<Self>| Arc::ptr_eq(&packed.of, tensor);
         if let Some(found) = Self::alive(|(_, other)| *other == layout).into_iter().find(is_same) {

@@ -3,7 +3,7 @@
 use super::{Conversion, Made, one};
 use crate::build::With;
 use stepalloc_graph::ValueId;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     let made = match call.layer.kind {
@@ -32,23 +32,23 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     one(made)
 }
 
-fn plain(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<ValueId, String> {
+fn plain(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<ValueId, OpError> {
     told(call, op, With::default())
 }
 
-fn told(call: &mut Conversion<'_, '_, '_>, op: &str, with: With) -> Result<ValueId, String> {
+fn told(call: &mut Conversion<'_, '_, '_>, op: &str, with: With) -> Result<ValueId, OpError> {
     let x = call.input(0)?;
     call.op_with(op, &[x], with)
 }
 
 /// Two constant inputs as attributes.
-fn two(call: &mut Conversion<'_, '_, '_>, op: &str, names: [&str; 2]) -> Result<ValueId, String> {
+fn two(call: &mut Conversion<'_, '_, '_>, op: &str, names: [&str; 2]) -> Result<ValueId, OpError> {
     let (first, second) = (call.float_of(1)?, call.float_of(2)?);
     told(call, op, With::default().float(names[0], first).float(names[1], second))
 }
 
 /// A list of slopes has one for each channel.
-fn prelu(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn prelu(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let (x, mut slope) = (call.input(0)?, call.input(1)?);
     let dims = call.dims(0)?;
     if let (&[Some(slopes)], Some(&channels)) = (&call.dims(1)?[..], dims.get(1))
@@ -61,7 +61,7 @@ fn prelu(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op("PRelu", &[x, slope])
 }
 
-fn swish(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn swish(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     if call.inputs.len() < 2 {
         return plain(call, "Swish");
     }
@@ -74,7 +74,7 @@ fn swish(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op("Mul", &[x, gate])
 }
 
-fn clamp(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn clamp(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let (mut least, mut most): (f64, f64) =
         (call.number("min", f64::NEG_INFINITY)?, call.number("max", f64::INFINITY)?);
     let (x, dtype) = (call.input(0)?, call.dtype(0)?);
@@ -91,7 +91,7 @@ fn clamp(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op("Clip", &[x, least, most])
 }
 
-fn along(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<ValueId, String> {
+fn along(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<ValueId, OpError> {
     let axis: i64 = call.number("axis", 1)?;
     told(call, op, With::default().int("axis", axis))
 }

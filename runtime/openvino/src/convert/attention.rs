@@ -3,7 +3,7 @@
 use super::{Conversion, Made, one};
 use crate::build::With;
 use stepalloc_graph::ValueId;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     match call.layer.kind {
@@ -12,7 +12,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     }
 }
 
-fn attention(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn attention(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let [mut q, k, v] = [call.input(0)?, call.input(1)?, call.input(2)?];
     let causal = call.flag("causal", false)?;
     // What is causal has no other mask.
@@ -29,9 +29,9 @@ fn attention(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     };
     let same = |at: usize, axes: std::ops::Range<usize>| {
         let (dims, others) = (call.dims(0)?, call.dims(at)?);
-        Ok::<_, String>(dims.len() == 4 && others.len() == 4 && dims[axes.clone()] == others[axes])
+        Ok::<_, OpError>(dims.len() == 4 && others.len() == 4 && dims[axes.clone()] == others[axes])
     };
-    let fits = |at: usize| Ok::<_, String>(same(at, 0..2)? && call.dims(at)?[1].is_some());
+    let fits = |at: usize| Ok::<_, OpError>(same(at, 0..2)? && call.dims(at)?[1].is_some());
     // A mask of one column is for all keys here, and for the first in ONNX.
     let is_wide = mask.is_none() || call.dims(3)?.last().is_some_and(|&columns| columns != Some(1));
     if is_wide && fits(1)? && fits(2)? {
@@ -44,16 +44,16 @@ fn attention(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
         return call.op_with("Attention", &operands, with);
     }
     if causal {
-        return Err(
-            "it is causal and not of four dimensions with as many heads each, which is not known here".into(),
-        );
+        return Err(OpError::unsupported(
+            "it is causal and not of four dimensions with as many heads each, which is not known here",
+        ));
     }
     let dtype = call.dtype(0)?;
     let width = call.dims(0)?.last().copied().flatten();
     let scale = match (scale, width) {
         (Some(scale), _) => scale,
         (None, Some(width)) => 1.0 / (width as f64).sqrt(),
-        (None, None) => return Err("its last dimension has no fixed size".into()),
+        (None, None) => return Err(OpError::unsupported("its last dimension has no fixed size")),
     };
     let scale = call.scalar(dtype, scale)?;
     let q = call.op("Mul", &[q, scale])?;

@@ -3,7 +3,7 @@
 use super::{Conversion, Made, one};
 use crate::build::With;
 use stepalloc_graph::ValueId;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     Some(match call.layer.kind {
@@ -14,7 +14,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     })
 }
 
-fn grid_sample(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn grid_sample(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let (x, grid) = (call.input(0)?, call.input(1)?);
     let mode = match call.text("mode", "bilinear") {
         "bilinear" => "linear",
@@ -28,13 +28,17 @@ fn grid_sample(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op_with("GridSample", &[x, grid], with)
 }
 
-fn roi_align(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn roi_align(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let [x, regions, batches] = [call.input(0)?, call.input(1)?, call.input(2)?];
     let batches = call.cast(batches, DataType::I64)?;
     let place = match call.text("aligned_mode", "asymmetric") {
         "asymmetric" => "output_half_pixel",
         "half_pixel" => "half_pixel",
-        other => return Err(format!("its aligned_mode is {other}, which is not known here")),
+        other => {
+            return Err(OpError::unsupported(format!(
+                "its aligned_mode is {other}, which is not known here"
+            )));
+        }
     };
     let (height, width, samples): (i64, i64, i64) =
         (call.number("pooled_h", 1)?, call.number("pooled_w", 1)?, call.number("sampling_ratio", 0)?);
@@ -49,14 +53,16 @@ fn roi_align(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
 }
 
 /// Boxes that overlap no better one: their places, their scores, their number.
-fn select_boxes(call: &mut Conversion<'_, '_, '_>) -> Result<Vec<Option<ValueId>>, String> {
+fn select_boxes(call: &mut Conversion<'_, '_, '_>) -> Result<Vec<Option<ValueId>>, OpError> {
     let scores = call.input(1)?;
     if call.opt(5).is_some() && call.float_of(5)? != 0.0 {
-        return Err("its soft_nms_sigma is not 0, which is not known here".into());
+        return Err(OpError::unsupported("its soft_nms_sigma is not 0, which is not known here"));
     }
     let many = call.dims(1)?.iter().take(2).any(|&size| size != Some(1));
     if call.flag("sort_result_descending", true)? && many {
-        return Err("its result is sorted across batches and classes, which is not known here".into());
+        return Err(OpError::unsupported(
+            "its result is sorted across batches and classes, which is not known here",
+        ));
     }
     let mut operands = Vec::new();
     for at in 0..call.inputs.len().min(5) {

@@ -3,7 +3,7 @@
 use super::{Conversion, Made, one};
 use crate::build::With;
 use stepalloc_graph::ValueId;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     let same = match call.layer.kind {
@@ -21,7 +21,9 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
         "LogicalAnd" => "And",
         "LogicalOr" => "Or",
         "LogicalXor" | "Xor" => "Xor",
-        "BitwiseAnd" | "BitwiseOr" | "BitwiseXor" if call.dtype(0) == Ok(DataType::Bool) => {
+        "BitwiseAnd" | "BitwiseOr" | "BitwiseXor"
+            if call.dtype(0).is_ok_and(|dtype| dtype == DataType::Bool) =>
+        {
             call.layer.kind.trim_start_matches("Bitwise")
         }
         "BitwiseAnd" | "BitwiseOr" | "BitwiseXor" => call.layer.kind,
@@ -48,13 +50,13 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
 }
 
 /// Two operands that are broadcast.
-fn meet(call: &mut Conversion<'_, '_, '_>, op: &str, with: With) -> Result<ValueId, String> {
+fn meet(call: &mut Conversion<'_, '_, '_>, op: &str, with: With) -> Result<ValueId, OpError> {
     call.numpy()?;
     let operands = [call.input(0)?, call.input(1)?];
     call.op_with(op, &operands, with)
 }
 
-fn select(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn select(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     call.numpy()?;
     let operands = [call.input(0)?, call.input(1)?, call.input(2)?];
     call.op("Where", &operands)
@@ -64,7 +66,7 @@ fn unary(call: &mut Conversion<'_, '_, '_>) -> Made {
     let op = match call.layer.kind {
         "Ceiling" => "Ceil",
         "LogicalNot" => "Not",
-        "BitwiseNot" if call.dtype(0) == Ok(DataType::Bool) => "Not",
+        "BitwiseNot" if call.dtype(0).is_ok_and(|dtype| dtype == DataType::Bool) => "Not",
         "Negative" => "Neg",
         kind @ ("Abs" | "Acos" | "Acosh" | "Asin" | "Asinh" | "Atan" | "Atanh" | "Cos" | "Cosh" | "Erf"
         | "Exp" | "Floor" | "Log" | "Sign" | "Sin" | "Sinh" | "Sqrt" | "Tan" | "Tanh" | "Sigmoid"
@@ -87,21 +89,21 @@ fn unary(call: &mut Conversion<'_, '_, '_>) -> Made {
     one(call.input(0).and_then(|x| call.op(op, &[x])))
 }
 
-fn is_infinite(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn is_infinite(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let (negative, positive) = (call.flag("detect_negative", true)?, call.flag("detect_positive", true)?);
     let with = With::default().int("detect_negative", negative).int("detect_positive", positive);
     let x = call.input(0)?;
     call.op_with("IsInf", &[x], with)
 }
 
-fn is_finite(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn is_finite(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let x = call.input(0)?;
     let (infinite, nan) = (call.op("IsInf", &[x])?, call.op("IsNaN", &[x])?);
     let either = call.op("Or", &[infinite, nan])?;
     call.op("Not", &[either])
 }
 
-fn round(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn round(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let (x, dtype) = (call.input(0)?, call.dtype(0)?);
     match call.text("mode", "half_to_even") {
         "half_to_even" => call.op("Round", &[x]),
@@ -115,18 +117,19 @@ fn round(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
             let away = call.op("Add", &[rounded, sign])?;
             call.op("Where", &[is_half, away, rounded])
         }
-        other => Err(format!("its mode is {other}, which is not known here")),
+        other => Err(OpError::unsupported(format!("its mode is {other}, which is not known here"))),
     }
 }
 
-fn to(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
-    let dtype = call.type_of("destination_type")?.ok_or("it has no destination_type")?;
+fn to(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
+    let dtype =
+        call.type_of("destination_type")?.ok_or_else(|| OpError::attribute("it has no destination_type"))?;
     let x = call.input(0)?;
     call.cast(x, dtype)
 }
 
 /// Rounds to as many levels between two bounds, and puts them between two others.
-fn fake_quantize(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn fake_quantize(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     call.numpy()?;
     let levels: f64 = call.number("levels", 256.0)?;
     let dtype = call.dtype(0)?;

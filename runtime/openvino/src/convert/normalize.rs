@@ -3,6 +3,7 @@
 use super::{Conversion, Made, one};
 use crate::build::With;
 use stepalloc_graph::ValueId;
+use stepalloc_tensor::OpError;
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     let made = match call.layer.kind {
@@ -17,9 +18,9 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
 }
 
 /// Mean 0 and variance 1 along axes.
-fn mvn(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn mvn(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     if call.layer.version == "opset1" {
-        return Err("it is of opset 1; that of opset 6 is known".into());
+        return Err(OpError::unsupported("it is of opset 1; that of opset 6 is known"));
     }
     let (x, axes, dtype) = (call.input(0)?, call.input(1)?, call.dtype(0)?);
     let epsilon: f64 = call.number("eps", 0.0)?;
@@ -60,7 +61,7 @@ fn mvn(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op("Div", &[centred, spread])
 }
 
-fn batch(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn batch(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     // The first version has the data behind scale and shift.
     let order = if call.layer.version == "opset1" { [2, 0, 1, 3, 4] } else { [0, 1, 2, 3, 4] };
     let operands = order.into_iter().map(|at| call.input(at)).collect::<Result<Vec<_>, _>>()?;
@@ -68,14 +69,16 @@ fn batch(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op_with("BatchNormalization", &operands, With::default().float("epsilon", epsilon))
 }
 
-fn l2(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn l2(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let (x, axes, dtype) = (call.input(0)?, call.input(1)?, call.dtype(0)?);
     let epsilon: f64 = call.number("eps", 0.0)?;
     let epsilon = call.scalar(dtype, epsilon)?;
     let op = match call.text("eps_mode", "add") {
         "add" => "Add",
         "max" => "Max",
-        other => return Err(format!("its eps_mode is {other}, which is not known here")),
+        other => {
+            return Err(OpError::unsupported(format!("its eps_mode is {other}, which is not known here")));
+        }
     };
     let square = call.op("Mul", &[x, x])?;
     let with = With::default().int("keepdims", 1).int("noop_with_empty_axes", 1);
@@ -85,10 +88,12 @@ fn l2(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op("Div", &[x, length])
 }
 
-fn lrn(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn lrn(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let x = call.input(0)?;
     if call.ints_of(1)? != [1] {
-        return Err("it is along other axes than the channels, which is not known here".into());
+        return Err(OpError::unsupported(
+            "it is along other axes than the channels, which is not known here",
+        ));
     }
     let (alpha, beta, bias, size): (f64, f64, f64, i64) = (
         call.number("alpha", 1e-4)?,
@@ -101,7 +106,7 @@ fn lrn(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op_with("LRN", &[x], with)
 }
 
-fn group(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn group(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let operands = [call.input(0)?, call.input(1)?, call.input(2)?];
     let (groups, epsilon): (i64, f64) = (call.number("num_groups", 1)?, call.number("epsilon", 1e-5)?);
     call.op_with(

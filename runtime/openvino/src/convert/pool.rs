@@ -4,7 +4,7 @@ use super::window::window;
 use super::{Conversion, Made};
 use crate::build::With;
 use stepalloc_graph::ValueId;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     Some(match call.layer.kind {
@@ -17,13 +17,17 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
 }
 
 /// What both are told.
-fn pool(call: &Conversion<'_, '_, '_>) -> Result<With, String> {
+fn pool(call: &Conversion<'_, '_, '_>) -> Result<With, OpError> {
     let mut with = window(call)?;
     let kernel: Vec<i64> = call.numbers("kernel")?;
     let rounds_up = match call.text("rounding_type", "floor").to_ascii_lowercase().as_str() {
         "floor" => false,
         "ceil" | "ceil_torch" => true,
-        other => return Err(format!("its rounding_type is {other}, which is not known here")),
+        other => {
+            return Err(OpError::unsupported(format!(
+                "its rounding_type is {other}, which is not known here"
+            )));
+        }
     };
     if rounds_up && call.text("rounding_type", "") != "ceil_torch" {
         fits(call, &kernel)?;
@@ -33,7 +37,7 @@ fn pool(call: &Conversion<'_, '_, '_>) -> Result<With, String> {
 }
 
 /// `ceil` has a last window even where it begins behind the image, which ONNX's operators leave out: known by the size of the output.
-fn fits(call: &Conversion<'_, '_, '_>, kernel: &[i64]) -> Result<(), String> {
+fn fits(call: &Conversion<'_, '_, '_>, kernel: &[i64]) -> Result<(), OpError> {
     let (dims, made) = (call.dims(0)?, &call.layer.outputs);
     let strides: Vec<i64> = call.numbers("strides")?;
     let begin: Vec<i64> = call.numbers("pads_begin")?;
@@ -43,19 +47,23 @@ fn fits(call: &Conversion<'_, '_, '_>, kernel: &[i64]) -> Result<(), String> {
             continue;
         };
         let (stride, begin) = (strides.get(at).copied().unwrap_or(1), begin.get(at).copied().unwrap_or(0));
-        let last = (windows as i64 - 1).checked_mul(stride).ok_or("its stride is too large")?;
+        let last = (windows as i64 - 1)
+            .checked_mul(stride)
+            .ok_or_else(|| OpError::attribute("its stride is too large"))?;
         if last >= (size as i64).saturating_add(begin) {
-            return Err("its last window begins behind the image: rounding_type ceil is not known so".into());
+            return Err(OpError::unsupported(
+                "its last window begins behind the image: rounding_type ceil is not known so",
+            ));
         }
     }
     Ok(())
 }
 
-fn max(call: &mut Conversion<'_, '_, '_>) -> Result<Vec<Option<ValueId>>, String> {
+fn max(call: &mut Conversion<'_, '_, '_>) -> Result<Vec<Option<ValueId>>, OpError> {
     let (x, with) = (call.input(0)?, pool(call)?);
     let places = call.wanted.get(1).copied().unwrap_or(false);
     if places && call.number("axis", 0i64)? != 0 {
-        return Err("its places count from an axis that is not the first".into());
+        return Err(OpError::unsupported("its places count from an axis that is not the first"));
     }
     let mut made = call.node("MaxPool", &[Some(x)], with, &[true, places][..if places { 2 } else { 1 }])?;
     let dtype = call.type_of("index_element_type")?.unwrap_or(DataType::I64);
@@ -68,16 +76,16 @@ fn max(call: &mut Conversion<'_, '_, '_>) -> Result<Vec<Option<ValueId>>, String
     Ok(made)
 }
 
-fn mean(call: &mut Conversion<'_, '_, '_>) -> Result<Vec<Option<ValueId>>, String> {
+fn mean(call: &mut Conversion<'_, '_, '_>) -> Result<Vec<Option<ValueId>>, OpError> {
     let (x, with) = (call.input(0)?, pool(call)?);
     let with = with.int("count_include_pad", !call.flag("exclude-pad", false)?);
     Ok(vec![Some(call.op_with("AveragePool", &[x], with)?)])
 }
 
 /// Windows that follow from the output's size: known where they are all of one size and do not overlap.
-fn adaptive(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<Vec<Option<ValueId>>, String> {
+fn adaptive(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<Vec<Option<ValueId>>, OpError> {
     if call.wanted.get(1).copied().unwrap_or(false) {
-        return Err("its places are wanted, which is not known here".into());
+        return Err(OpError::unsupported("its places are wanted, which is not known here"));
     }
     let (x, sizes) = (call.input(0)?, call.ints_of(1)?);
     let mut made = if sizes.iter().all(|&size| size == 1) {
@@ -88,7 +96,9 @@ fn adaptive(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<Vec<Option<Va
         for (at, &size) in sizes.iter().enumerate() {
             let whole = dims.get(at + 2).copied().unwrap_or_default() as i64;
             if size < 1 || whole % size != 0 {
-                return Err(format!("its {size} windows of {whole} elements are of several sizes"));
+                return Err(OpError::unsupported(format!(
+                    "its {size} windows of {whole} elements are of several sizes"
+                )));
             }
             kernel.push(whole / size);
         }

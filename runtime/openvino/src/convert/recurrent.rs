@@ -3,7 +3,7 @@
 use super::{Conversion, Made};
 use crate::build::With;
 use stepalloc_graph::ValueId;
-use stepalloc_tensor::{DataType, mapped::Order};
+use stepalloc_tensor::{DataType, OpError, mapped::Order};
 
 /// A network: ONNX's operator, its gates here by number in ONNX's order, its states, and what is computed of numbers by default.
 struct Kind {
@@ -31,7 +31,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
 }
 
 /// What a network is told beside its inputs.
-fn told(call: &Conversion<'_, '_, '_>, kind: &Kind, directions: usize) -> Result<With, String> {
+fn told(call: &Conversion<'_, '_, '_>, kind: &Kind, directions: usize) -> Result<With, OpError> {
     let given: Vec<String> = call.numbers("activations")?;
     let mut functions = Vec::new();
     for at in 0..kind.functions.len() {
@@ -40,7 +40,9 @@ fn told(call: &Conversion<'_, '_, '_>, kind: &Kind, directions: usize) -> Result
             Some("sigmoid") => "Sigmoid",
             Some("tanh") => "Tanh",
             Some("relu") => "Relu",
-            Some(other) => return Err(format!("its activation {other} is not known here")),
+            Some(other) => {
+                return Err(OpError::unsupported(format!("its activation {other} is not known here")));
+            }
         });
     }
     let functions: Vec<_> = functions.iter().copied().cycle().take(functions.len() * directions).collect();
@@ -61,16 +63,16 @@ fn in_order(
     call: &mut Conversion<'_, '_, '_>,
     id: ValueId,
     gates: &'static [usize],
-) -> Result<ValueId, String> {
+) -> Result<ValueId, OpError> {
     if gates.iter().enumerate().all(|(at, &gate)| at == gate) {
         return Ok(id);
     }
     if let Some(tensor) = call.builder.known(id) {
         let [groups, rows, ..] = tensor.ty().shape[..] else {
-            return Err(format!("its weights are of shape {:?}", tensor.ty().shape));
+            return Err(OpError::shape(format!("its weights are of shape {:?}", tensor.ty().shape)));
         };
         if !rows.is_multiple_of(gates.len()) {
-            return Err(format!("its weights have {rows} rows for {} gates", gates.len()));
+            return Err(OpError::shape(format!("its weights have {rows} rows for {} gates", gates.len())));
         }
         if tensor.ty().elements() == 0 {
             return Ok(id);
@@ -81,7 +83,11 @@ fn in_order(
     let with = With::default().int("axis", 1).int("num_outputs", gates.len() as i64);
     let parts = call.node("Split", &[Some(id)], with, &vec![true; gates.len()])?;
     let parts: Option<Vec<_>> = gates.iter().map(|&gate| parts[gate]).collect();
-    call.op_with("Concat", &parts.ok_or("it makes nothing")?, With::default().int("axis", 1))
+    call.op_with(
+        "Concat",
+        &parts.ok_or_else(|| OpError::internal("it makes nothing"))?,
+        With::default().int("axis", 1),
+    )
 }
 
 /// Shifts of inputs and of states, one after the other: here they come added up.
@@ -90,7 +96,7 @@ fn shifts(
     kind: &Kind,
     id: ValueId,
     like: DataType,
-) -> Result<ValueId, String> {
+) -> Result<ValueId, OpError> {
     let hidden: usize = call.number("hidden_size", 0)?;
     let gates = kind.gates.len();
     let is_apart = kind.op == "GRU" && call.flag("linear_before_reset", false)?;
@@ -102,15 +108,19 @@ fn shifts(
         return call.op_with("Concat", &[shift, zeros], axis());
     }
     // Of the last gate both are there.
-    let front = hidden.checked_mul(gates - 1).ok_or("its hidden_size is too large")? as i64;
+    let front = hidden
+        .checked_mul(gates - 1)
+        .ok_or_else(|| OpError::attribute("its hidden_size is too large"))? as i64;
     let lengths = call.ints(&[front, hidden as i64, hidden as i64])?;
     let parts = call.node("Split", &[Some(shift), Some(lengths)], axis(), &[true; 3])?;
-    let [Some(first), Some(input), Some(state)] = parts[..] else { return Err("it makes nothing".into()) };
+    let [Some(first), Some(input), Some(state)] = parts[..] else {
+        return Err(OpError::internal("it makes nothing"));
+    };
     let zeros = call.op("Mul", &[first, zero])?;
     call.op_with("Concat", &[first, input, zeros, state], axis())
 }
 
-fn sequence(call: &mut Conversion<'_, '_, '_>, kind: &Kind) -> Result<Vec<Option<ValueId>>, String> {
+fn sequence(call: &mut Conversion<'_, '_, '_>, kind: &Kind) -> Result<Vec<Option<ValueId>>, OpError> {
     let direction = call.text("direction", "forward").to_ascii_lowercase();
     let directions = if direction == "bidirectional" { 2 } else { 1 };
     let with = told(call, kind, directions)?.text("direction", &direction).int("layout", 1);
@@ -141,7 +151,7 @@ fn sequence(call: &mut Conversion<'_, '_, '_>, kind: &Kind) -> Result<Vec<Option
 }
 
 /// A sequence of one step.
-fn cell(call: &mut Conversion<'_, '_, '_>, kind: &Kind) -> Result<Vec<Option<ValueId>>, String> {
+fn cell(call: &mut Conversion<'_, '_, '_>, kind: &Kind) -> Result<Vec<Option<ValueId>>, OpError> {
     let with = told(call, kind, 1)?.int("layout", 1);
     let dtype = call.dtype(0)?;
     let x = call.input(0)?;

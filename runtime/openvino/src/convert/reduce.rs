@@ -3,7 +3,7 @@
 use super::{Conversion, Made, one};
 use crate::build::With;
 use stepalloc_graph::ValueId;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     let made = match call.layer.kind {
@@ -17,7 +17,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     one(made)
 }
 
-fn reduce(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<ValueId, String> {
+fn reduce(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<ValueId, OpError> {
     let (x, axes) = (call.input(0)?, call.indices(1)?);
     let keep = call.flag("keep_dims", false)?;
     // Along no axes nothing is reduced.
@@ -25,7 +25,7 @@ fn reduce(call: &mut Conversion<'_, '_, '_>, op: &str) -> Result<ValueId, String
     call.op_with(op, &[x, axes], with)
 }
 
-fn cum_sum(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn cum_sum(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let (x, axis) = (call.input(0)?, call.input(1)?);
     let axis = call.cast(axis, DataType::I64)?;
     let with = With::default()

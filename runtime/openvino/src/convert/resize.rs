@@ -3,7 +3,7 @@
 use super::{Conversion, Made, one};
 use crate::build::With;
 use stepalloc_graph::ValueId;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     match call.layer.kind {
@@ -12,35 +12,43 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     }
 }
 
-fn interpolate(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn interpolate(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     // Up to opset 4 sizes and scales are two inputs.
     let (scales_at, axes_at) = match call.layer.version {
         "opset4" => (2, 3),
         "opset11" => (1, 2),
-        other => return Err(format!("it is of {other}; those of opset 4 and 11 are known")),
+        other => {
+            return Err(OpError::unsupported(format!("it is of {other}; those of opset 4 and 11 are known")));
+        }
     };
     let x = call.input(0)?;
     for name in ["pads_begin", "pads_end"] {
         if call.numbers::<i64>(name)?.iter().any(|&pad| pad != 0) {
-            return Err("it pads, which is not known here".into());
+            return Err(OpError::unsupported("it pads, which is not known here"));
         }
     }
     let mode = match call.text("mode", "nearest") {
         "nearest" => "nearest",
         "linear" | "linear_onnx" => "linear",
         "cubic" => "cubic",
-        other => return Err(format!("its mode is {other}, which is not known here")),
+        other => return Err(OpError::unsupported(format!("its mode is {other}, which is not known here"))),
     };
     let place = match call.text("coordinate_transformation_mode", "half_pixel") {
         place @ ("half_pixel" | "pytorch_half_pixel" | "asymmetric" | "align_corners") => place,
         other => {
-            return Err(format!("its coordinate_transformation_mode is {other}, which is not known here"));
+            return Err(OpError::unsupported(format!(
+                "its coordinate_transformation_mode is {other}, which is not known here"
+            )));
         }
     };
     let nearest = match call.text("nearest_mode", "round_prefer_floor") {
         nearest @ ("round_prefer_floor" | "round_prefer_ceil" | "floor" | "ceil") => nearest,
         _ if mode != "nearest" => "round_prefer_floor",
-        other => return Err(format!("its nearest_mode is {other}, which is not known here")),
+        other => {
+            return Err(OpError::unsupported(format!(
+                "its nearest_mode is {other}, which is not known here"
+            )));
+        }
     };
     let (coefficient, antialias) = (call.number("cube_coeff", -0.75)?, call.flag("antialias", false)?);
     let mut with = With::default()
@@ -55,7 +63,11 @@ fn interpolate(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     let by_sizes = match call.text("shape_calculation_mode", "sizes") {
         "sizes" => true,
         "scales" => false,
-        other => return Err(format!("its shape_calculation_mode is {other}, which is not known here")),
+        other => {
+            return Err(OpError::unsupported(format!(
+                "its shape_calculation_mode is {other}, which is not known here"
+            )));
+        }
     };
     let (scales, sizes) = if by_sizes {
         let sizes = call.input(1)?;
@@ -66,5 +78,6 @@ fn interpolate(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     };
     let operands = [Some(x), None, scales, sizes];
     let count = if by_sizes { 4 } else { 3 };
-    call.node("Resize", &operands[..count], with, &[true])?[0].ok_or_else(|| "it makes nothing".into())
+    call.node("Resize", &operands[..count], with, &[true])?[0]
+        .ok_or_else(|| OpError::internal("it makes nothing"))
 }

@@ -3,7 +3,7 @@
 use super::{Conversion, Made, one};
 use crate::build::With;
 use stepalloc_graph::ValueId;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     let made = match call.layer.kind {
@@ -23,7 +23,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     one(made)
 }
 
-fn shape_of(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn shape_of(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let x = call.input(0)?;
     let shape = call.op("Shape", &[x])?;
     match call.type_of("output_type")?.unwrap_or(DataType::I64) {
@@ -32,13 +32,13 @@ fn shape_of(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     }
 }
 
-fn reshape(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn reshape(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let (x, sizes) = (call.input(0)?, call.indices(1)?);
     let zeros_stay = call.flag("special_zero", false)?;
     call.op_with("Reshape", &[x, sizes], With::default().int("allowzero", !zeros_stay))
 }
 
-fn squeeze(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn squeeze(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let x = call.input(0)?;
     if call.opt(1).is_none() {
         return call.op("Squeeze", &[x]);
@@ -47,7 +47,7 @@ fn squeeze(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op("Squeeze", &[x, axes])
 }
 
-fn range(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn range(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let own = call.dtype(0)?;
     let dtype = call.type_of("output_type")?.unwrap_or(own);
     let mut bounds = [0; 3];
@@ -60,7 +60,7 @@ fn range(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op("Range", &bounds)
 }
 
-fn broadcast(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn broadcast(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let (mut x, shape) = (call.input(0)?, call.indices(1)?);
     match call.text("mode", "numpy").to_ascii_lowercase().as_str() {
         "numpy" | "bidirectional" => {}
@@ -69,13 +69,13 @@ fn broadcast(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
             let others: Vec<_> = (0..call.length(1)? as i64).filter(|axis| !axes.contains(axis)).collect();
             x = call.unsqueeze(x, &others)?;
         }
-        other => return Err(format!("its mode is {other}, which is not known here")),
+        other => return Err(OpError::unsupported(format!("its mode is {other}, which is not known here"))),
     }
     call.op("Expand", &[x, shape])
 }
 
 /// The shorter of shape and repeats is filled up with ones in front.
-fn tile(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn tile(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let (mut x, mut repeats) = (call.input(0)?, call.input(1)?);
     repeats = call.cast(repeats, DataType::I64)?;
     if let (Ok(rank), Ok(given)) = (call.rank(0), call.length(1)) {
@@ -90,9 +90,9 @@ fn tile(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op("Tile", &[x, repeats])
 }
 
-fn eye(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn eye(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     if call.opt(3).is_some_and(|_| call.ints_of(3).is_ok_and(|batch| !batch.is_empty())) {
-        return Err("it makes batches of matrices, which is not known here".into());
+        return Err(OpError::unsupported("it makes batches of matrices, which is not known here"));
     }
     let (rows, columns, diagonal) = (call.input(0)?, call.input(1)?, call.int_of(2)?);
     let (rows, columns) = (call.reshape(rows, &[1])?, call.reshape(columns, &[1])?);

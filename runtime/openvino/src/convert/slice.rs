@@ -2,7 +2,7 @@
 
 use super::{Conversion, Made, one};
 use stepalloc_graph::ValueId;
-use stepalloc_tensor::{Bool, DataType, Tensor};
+use stepalloc_tensor::{Bool, DataType, OpError, Tensor};
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     match call.layer.kind {
@@ -12,7 +12,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     }
 }
 
-fn slice(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn slice(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let [x, begin, end, step] = [call.input(0)?, call.input(1)?, call.input(2)?, call.input(3)?];
     let axes = match call.opt(4) {
         Some(axes) => axes,
@@ -42,14 +42,14 @@ struct Entries {
 }
 
 /// Which entries are bounds, which new axes, from masks.
-fn entries(count: usize, is: &dyn Fn(&str, usize) -> bool) -> Result<Entries, String> {
+fn entries(count: usize, is: &dyn Fn(&str, usize) -> bool) -> Result<Entries, OpError> {
     let mut entries = Entries::default();
     let ellipsis = (0..count).find(|&at| is("ellipsis_mask", at));
     let is_new = |at: usize| is("new_axis_mask", at);
     let is_shrunk = |at: usize| is("shrink_axis_mask", at) && !is_new(at);
     for at in (0..count).filter(|&at| Some(at) != ellipsis) {
         if ellipsis.is_some() && is("ellipsis_mask", at) {
-            return Err("it has two ellipses".into());
+            return Err(OpError::attribute("it has two ellipses"));
         }
         let behind = ellipsis.is_some_and(|ellipsis| at > ellipsis);
         let others = if behind { at..count } else { 0..at };
@@ -69,7 +69,7 @@ fn entries(count: usize, is: &dyn Fn(&str, usize) -> bool) -> Result<Entries, St
     Ok(entries)
 }
 
-fn strided(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn strided(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let x = call.input(0)?;
     let count = call.length(1)?;
     const MASKS: [&str; 5] = ["begin_mask", "end_mask", "new_axis_mask", "shrink_axis_mask", "ellipsis_mask"];
@@ -87,7 +87,7 @@ fn strided(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
             None => vec![1; count],
         };
         if step.len() < count {
-            return Err(format!("it has {} strides for {count} bounds", step.len()));
+            return Err(OpError::arity(format!("it has {} strides for {count} bounds", step.len())));
         }
         let is_one = |at: usize| is("shrink_axis_mask", at);
         let step: Vec<_> = bounds.iter().map(|&(at, _)| if is_one(at) { 1 } else { step[at] }).collect();
@@ -133,7 +133,7 @@ fn masked(
     values: ValueId,
     mask: &[bool],
     other: &dyn Fn(usize) -> i64,
-) -> Result<ValueId, String> {
+) -> Result<ValueId, OpError> {
     if !mask.contains(&true) {
         return Ok(values);
     }
@@ -142,9 +142,10 @@ fn masked(
     call.op("Where", &[mask, others, values])
 }
 
-fn truths(call: &mut Conversion<'_, '_, '_>, values: &[bool]) -> Result<ValueId, String> {
+fn truths(call: &mut Conversion<'_, '_, '_>, values: &[bool]) -> Result<ValueId, OpError> {
     let values: Vec<_> = values.iter().map(|&value| Bool::from(value)).collect();
-    let tensor = Tensor::from_elements([values.len()], &values).ok_or("a list is too long")?;
+    let tensor = Tensor::from_elements([values.len()], &values)
+        .ok_or_else(|| OpError::internal("a list is too long"))?;
     Ok(call.constant(tensor))
 }
 

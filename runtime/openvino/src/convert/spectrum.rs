@@ -3,6 +3,7 @@
 use super::{Conversion, Made, one};
 use crate::build::With;
 use stepalloc_graph::ValueId;
+use stepalloc_tensor::OpError;
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     let (inverse, real) = match call.layer.kind {
@@ -15,7 +16,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     one(transform(call, inverse, real))
 }
 
-fn transform(call: &mut Conversion<'_, '_, '_>, inverse: bool, real: bool) -> Result<ValueId, String> {
+fn transform(call: &mut Conversion<'_, '_, '_>, inverse: bool, real: bool) -> Result<ValueId, OpError> {
     let mut x = call.input(0)?;
     // Real and imaginary part are the last dimension, and count as none.
     let is_complex = inverse || !real;
@@ -27,7 +28,7 @@ fn transform(call: &mut Conversion<'_, '_, '_>, inverse: bool, real: bool) -> Re
         None => vec![-1; axes.len()],
     };
     if lengths.len() != axes.len() || axes.is_empty() {
-        return Err(format!("it has {} lengths for {} axes", lengths.len(), axes.len()));
+        return Err(OpError::arity(format!("it has {} lengths for {} axes", lengths.len(), axes.len())));
     }
     if !is_complex {
         x = call.unsqueeze(x, &[-1])?;
@@ -46,7 +47,7 @@ fn transform(call: &mut Conversion<'_, '_, '_>, inverse: bool, real: bool) -> Re
         let axis = call.ints(&[axis as i64])?;
         let axis = call.reshape(axis, &[])?;
         let made = call.node("DFT", &[Some(x), length, Some(axis)], with, &[true])?;
-        x = made[0].ok_or("it makes nothing")?;
+        x = made[0].ok_or_else(|| OpError::internal("it makes nothing"))?;
     }
     if real && inverse { call.squeeze(x, &[-1]) } else { Ok(x) }
 }

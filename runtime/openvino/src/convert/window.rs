@@ -3,7 +3,7 @@
 use super::{Conversion, Made, one};
 use crate::build::With;
 use stepalloc_graph::ValueId;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 
 pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
     let made = match call.layer.kind {
@@ -20,7 +20,7 @@ pub(super) fn convert(call: &mut Conversion<'_, '_, '_>) -> Made {
 }
 
 /// Where matrices are given turned, they are read so: weights stay where they are.
-fn product(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn product(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let operands = [call.input(0)?, call.input(1)?];
     let mut turned = [call.flag("transpose_a", false)?, call.flag("transpose_b", false)?];
     for (at, turned) in turned.iter_mut().enumerate() {
@@ -36,13 +36,13 @@ fn product(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     call.op_with("com.microsoft.FusedMatMul", &operands, with)
 }
 
-fn einsum(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn einsum(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     let operands: Vec<_> = call.inputs.iter().map(|operand| operand.id).collect();
     call.op_with("Einsum", &operands, With::default().text("equation", call.text("equation", "")))
 }
 
 /// What all windows are told: steps, and what lies around.
-pub(super) fn window(call: &Conversion<'_, '_, '_>) -> Result<With, String> {
+pub(super) fn window(call: &Conversion<'_, '_, '_>) -> Result<With, OpError> {
     let mut with = With::default();
     for name in ["strides", "dilations"] {
         let values: Vec<i64> = call.numbers(name)?;
@@ -59,28 +59,30 @@ pub(super) fn window(call: &Conversion<'_, '_, '_>) -> Result<With, String> {
         "same_upper" => with.text("auto_pad", "SAME_UPPER"),
         "same_lower" => with.text("auto_pad", "SAME_LOWER"),
         "valid" => with.text("auto_pad", "VALID"),
-        other => return Err(format!("its auto_pad is {other}, which is not known here")),
+        other => {
+            return Err(OpError::unsupported(format!("its auto_pad is {other}, which is not known here")));
+        }
     })
 }
 
 /// Weights, and the number of groups: where there are groups, their number is the first dimension.
-fn weights(call: &mut Conversion<'_, '_, '_>, at: usize, grouped: bool) -> Result<(ValueId, i64), String> {
+fn weights(call: &mut Conversion<'_, '_, '_>, at: usize, grouped: bool) -> Result<(ValueId, i64), OpError> {
     let weights = call.input(at)?;
     if !grouped {
         return Ok((weights, 1));
     }
     let shape: Vec<_> = call.fixed(at)?.into_iter().map(|size| size as i64).collect();
     let [groups, first, rest @ ..] = &shape[..] else {
-        return Err("its weights have no dimension for the groups".into());
+        return Err(OpError::shape("its weights have no dimension for the groups"));
     };
     // What follows is counted within each group.
-    let all = groups.checked_mul(*first).ok_or("its weights are too large")?;
+    let all = groups.checked_mul(*first).ok_or_else(|| OpError::shape("its weights are too large"))?;
     let mut flat = vec![all];
     flat.extend(rest);
     Ok((call.reshape(weights, &flat)?, *groups))
 }
 
-fn convolution(call: &mut Conversion<'_, '_, '_>, grouped: bool) -> Result<ValueId, String> {
+fn convolution(call: &mut Conversion<'_, '_, '_>, grouped: bool) -> Result<ValueId, OpError> {
     let with = window(call)?;
     let (x, (weights, groups)) = (call.input(0)?, weights(call, 1, grouped)?);
     let (with, dtype) = (with.int("group", groups), call.dtype(0)?);
@@ -93,7 +95,7 @@ fn convolution(call: &mut Conversion<'_, '_, '_>, grouped: bool) -> Result<Value
     call.cast(made, dtype)
 }
 
-fn transposed(call: &mut Conversion<'_, '_, '_>, grouped: bool) -> Result<ValueId, String> {
+fn transposed(call: &mut Conversion<'_, '_, '_>, grouped: bool) -> Result<ValueId, OpError> {
     let is_upper = call.text("auto_pad", "explicit").eq_ignore_ascii_case("same_upper");
     let is_same = is_upper || call.text("auto_pad", "explicit").eq_ignore_ascii_case("same_lower");
     let mut with = window(call)?;
@@ -112,9 +114,9 @@ fn transposed(call: &mut Conversion<'_, '_, '_>, grouped: bool) -> Result<ValueI
     call.op_with("ConvTranspose", &[x, weights], with.int("group", groups))
 }
 
-fn deformable(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
+fn deformable(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, OpError> {
     if !call.flag("bilinear_interpolation_pad", false)? {
-        return Err("its bilinear_interpolation_pad is false, which is not known here".into());
+        return Err(OpError::unsupported("its bilinear_interpolation_pad is false, which is not known here"));
     }
     let with = window(call)?;
     let (groups, offsets): (i64, i64) = (call.number("group", 1)?, call.number("deformable_group", 1)?);
@@ -122,5 +124,6 @@ fn deformable(call: &mut Conversion<'_, '_, '_>) -> Result<ValueId, String> {
     let with = with.int("group", groups).int("offset_group", offsets);
     let operands = [Some(x), Some(weights), Some(offset), None, call.opt(3)];
     let count = if operands[4].is_some() { 5 } else { 3 };
-    call.node("DeformConv", &operands[..count], with, &[true])?[0].ok_or_else(|| "it makes nothing".into())
+    call.node("DeformConv", &operands[..count], with, &[true])?[0]
+        .ok_or_else(|| OpError::internal("it makes nothing"))
 }

@@ -11,7 +11,7 @@ use stepalloc_kernels::{
     attention::{Heads, probabilities},
     real::{Real, Space, Target, is_double, narrow, widened, widened_bytes},
 };
-use stepalloc_tensor::{DataType, Type, View};
+use stepalloc_tensor::{DataType, OpError, Type, View};
 
 pub(super) struct FlexAttention {
     scale: Option<f32>,
@@ -33,10 +33,10 @@ struct Sizes {
 }
 
 impl FlexAttention {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let [prob_mod, score_mod] = bodies(node, ["prob_mod", "score_mod"])?;
         if [&prob_mod, &score_mod].into_iter().flatten().any(|body| body.inputs != 1 || body.outputs != 1) {
-            return Err("a graph that changes scores has not one input and one output".into());
+            return Err(OpError::attribute("a graph that changes scores has not one input and one output"));
         }
         Ok(Self {
             scale: node.attributes.opt_float("scale"),
@@ -48,7 +48,8 @@ impl FlexAttention {
 
     fn sizes(&self, inputs: &Known<'_>) -> Result<Sizes, Unclear> {
         let (q, k, v) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
-        let wrong = || Unclear::Wrong(format!("queries {q}, keys {k} and values {v} do not fit"));
+        let wrong =
+            || Unclear::Wrong(OpError::shape(format!("queries {q}, keys {k} and values {v} do not fit")));
         let (&[batch, q_heads, queries, head], &[_, kv_heads, keys, v_head]) = (&q.shape[..], &v.shape[..])
         else {
             return Err(wrong());
@@ -81,7 +82,7 @@ impl FlexAttention {
         all + y + Space::bytes::<W>(rows * sizes.keys)
     }
 
-    fn compute<W: Real>(&self, sizes: Sizes, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn compute<W: Real>(&self, sizes: Sizes, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let Sizes { batch, q_heads, kv_heads, queries, keys, head, v_head } = sizes;
         let precision = self.precision(call.dtype(0)?);
         let mut space = Space(call.scratch());
@@ -127,7 +128,7 @@ fn changed<W: Real>(
     shape: &[usize],
     dtype: DataType,
     inputs: &[Option<View<'_>>],
-) -> Result<(), String> {
+) -> Result<(), OpError> {
     let made = if dtype == W::DTYPE {
         body.run([View { dtype, shape, bytes: bytemuck::cast_slice(scores) }], inputs)?
     } else {
@@ -135,9 +136,12 @@ fn changed<W: Real>(
         narrow(scores, given.view_mut())?;
         body.run([given.view()], inputs)?
     };
-    let made = made.first().ok_or("its graph has no output")?.view();
+    let made = made.first().ok_or_else(|| OpError::arity("its graph has no output"))?.view();
     if made.dtype != dtype || made.shape != shape {
-        return Err(format!("its graph makes {}{:?} of scores {dtype}{shape:?}", made.dtype, made.shape));
+        return Err(OpError::shape(format!(
+            "its graph makes {}{:?} of scores {dtype}{shape:?}",
+            made.dtype, made.shape
+        )));
     }
     let mut memory = Vec::new();
     if dtype != W::DTYPE {
@@ -165,7 +169,7 @@ impl Operator for FlexAttention {
         [&self.prob_mod, &self.score_mod].into_iter().flatten().all(Body::is_pure)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let types = types_of(call.inputs);
         let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
         let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;

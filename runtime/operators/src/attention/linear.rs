@@ -4,7 +4,7 @@ use super::{FEW, clear, heads, types_of};
 use crate::{Call, Definition, Known, Operator, Types, Unclear, typed};
 use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::real::{Space, Target, is_double, widened, widened_bytes};
-use stepalloc_tensor::{DataType, Type};
+use stepalloc_tensor::{DataType, OpError, Type};
 use stepalloc_threads as threads;
 
 /// Less work than so many multiplications is done by one thread.
@@ -43,23 +43,25 @@ struct Member<'a> {
 type Place<'a> = (usize, &'a mut [f32], &'a mut [f32], &'a mut [f32]);
 
 impl LinearAttention {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let attributes = node.attributes;
         let (is_gated, is_delta) = match attributes.text("update_rule", "gated_delta") {
             "linear" => (false, false),
             "gated" => (true, false),
             "delta" => (false, true),
             "gated_delta" => (true, true),
-            other => return Err(format!("there is no update rule {other}")),
+            other => return Err(OpError::attribute(format!("there is no update rule {other}"))),
         };
         let q_heads = heads(attributes.opt_int("q_num_heads"), "q_num_heads")?;
         let kv_heads = heads(attributes.opt_int("kv_num_heads"), "kv_num_heads")?;
         if q_heads % kv_heads != 0 {
-            return Err(format!("{kv_heads} heads of keys cannot be shared by {q_heads} of queries"));
+            return Err(OpError::shape(format!(
+                "{kv_heads} heads of keys cannot be shared by {q_heads} of queries"
+            )));
         }
         let has = |index: usize| node.inputs.get(index).copied().unwrap_or(false);
         if has(4) != is_gated || has(5) != is_delta {
-            return Err("its decay and beta are not those that its update rule takes".into());
+            return Err(OpError::arity("its decay and beta are not those that its update rule takes"));
         }
         let shows = node.outputs.first().copied().unwrap_or(false);
         Ok(Self { q_heads, kv_heads, scale: attributes.float("scale", 0.0), is_gated, is_delta, shows })
@@ -67,7 +69,8 @@ impl LinearAttention {
 
     fn sizes(&self, inputs: &Known<'_>) -> Result<Sizes, Unclear> {
         let (q, k, v) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
-        let wrong = || Unclear::Wrong(format!("queries {q}, keys {k} and values {v} do not fit"));
+        let wrong =
+            || Unclear::Wrong(OpError::shape(format!("queries {q}, keys {k} and values {v} do not fit")));
         let (&[batch, steps, q_width], &[_, _, v_width]) = (&q.shape[..], &v.shape[..]) else {
             return Err(wrong());
         };
@@ -81,9 +84,10 @@ impl LinearAttention {
         }
         let mut all = vec![q, k, v];
         let is = |index: usize, shapes: [&[usize]; 2]| match inputs.opt(index) {
-            Some(ty) if !shapes.contains(&&ty.shape[..]) => {
-                Err(Unclear::Wrong(format!("input {index} is {ty}, and should be of shape {:?}", shapes[0])))
-            }
+            Some(ty) if !shapes.contains(&&ty.shape[..]) => Err(Unclear::Wrong(OpError::shape(format!(
+                "input {index} is {ty}, and should be of shape {:?}",
+                shapes[0]
+            )))),
             other => Ok(other),
         };
         let state: &[usize] = &[batch, self.kv_heads, head, v_head];
@@ -178,7 +182,7 @@ impl Operator for LinearAttention {
         inputs + shown + state + Space::bytes::<f32>(sizes.batch * sizes.v_head)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let types = types_of(call.inputs);
         let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
         let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;

@@ -8,7 +8,7 @@ use stepalloc_kernels::{
     gemm::{BiasVector, Matrix, gemm_f32},
     real::{Space, Target, narrow, widened, widened_bytes},
 };
-use stepalloc_tensor::{DataType, Type, View, ViewMut};
+use stepalloc_tensor::{DataType, OpError, Type, View, ViewMut};
 
 pub(super) struct Fused {
     heads: usize,
@@ -40,26 +40,26 @@ struct Shapes {
 }
 
 impl Fused {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let attributes = node.attributes;
         let there = |index: usize| node.inputs.get(index).copied().unwrap_or(false);
         for name in ["do_rotary", "past_present_share_buffer"] {
             if attributes.int(name, 0) != 0 {
-                return Err(format!("{name} is not known to it"));
+                return Err(OpError::unsupported(format!("{name} is not known to it")));
             }
         }
         if there(PAST_LENGTH) {
-            return Err(
-                "keys of the past in a buffer that is longer (past_sequence_length) are not known to it"
-                    .into(),
-            );
+            return Err(OpError::unsupported(
+                "keys of the past in a buffer that is longer (past_sequence_length) are not known to it",
+            ));
         }
         let heads = attributes.int("num_heads", 0);
         let widths = match attributes.ints("qkv_hidden_sizes") {
             None => None,
             Some(told) => {
                 let sizes: Vec<_> = told.iter().filter_map(|&size| usize::try_from(size).ok()).collect();
-                let wrong = |_| format!("its qkv_hidden_sizes are {told:?}, no three sizes");
+                let wrong =
+                    |_| OpError::attribute(format!("its qkv_hidden_sizes are {told:?}, no three sizes"));
                 Some(<[usize; 3]>::try_from(sizes).map_err(wrong)?)
             }
         };
@@ -67,7 +67,7 @@ impl Fused {
             heads: usize::try_from(heads)
                 .ok()
                 .filter(|&heads| heads > 0)
-                .ok_or_else(|| format!("its num_heads is {heads}"))?,
+                .ok_or_else(|| OpError::attribute(format!("its num_heads is {heads}")))?,
             widths,
             rule: Rule {
                 softcap: 0.0,
@@ -85,7 +85,8 @@ impl Fused {
 
     fn shapes(&self, inputs: &Known<'_>) -> Result<Shapes, Unclear> {
         let (x, weights) = (inputs.ty(0)?, inputs.ty(1)?);
-        let wrong = || format!("an input {x} and weights {weights} do not fit {} heads", self.heads);
+        let wrong =
+            || OpError::shape(format!("an input {x} and weights {weights} do not fit {} heads", self.heads));
         if !matches!(x.dtype, DataType::F32 | DataType::F16 | DataType::BF16) {
             return Err(stepalloc_kernels::no(x.dtype).into());
         }
@@ -101,7 +102,7 @@ impl Fused {
         }
         let bias = inputs.opt(BIAS);
         if let Some(bias) = bias.filter(|bias| bias.dtype != x.dtype || bias.shape != [cols]) {
-            return Err(format!("a bias {bias} does not fit weights {weights}").into());
+            return Err(OpError::shape(format!("a bias {bias} does not fit weights {weights}")).into());
         }
         let (head, v_head) = (widths[0] / heads, widths[2] / heads);
         let past = match inputs.opt(PAST) {
@@ -112,13 +113,18 @@ impl Fused {
                 {
                     past
                 }
-                _ => return Err(format!("keys and values of the past {ty} do not fit the new ones").into()),
+                _ => {
+                    return Err(OpError::shape(format!(
+                        "keys and values of the past {ty} do not fit the new ones"
+                    ))
+                    .into());
+                }
             },
         };
         if self.present && head != v_head {
-            return Err("keys and values of two widths are no one output".into());
+            return Err(OpError::shape("keys and values of two widths are no one output").into());
         }
-        let keys = past.checked_add(queries).ok_or("there are too many keys")?;
+        let keys = past.checked_add(queries).ok_or_else(|| OpError::shape("there are too many keys"))?;
         let sizes =
             Sizes { batch, q_heads: heads, kv_heads: heads, queries, past, keys, head, v_head, packed: true };
         typed(DataType::F64, [batch, heads, queries, keys])?;
@@ -126,30 +132,32 @@ impl Fused {
     }
 
     /// What the numbers differ for that mask and bias add to scores.
-    fn mask(&self, inputs: &Known<'_>, sizes: Sizes) -> Result<[usize; 3], String> {
+    fn mask(&self, inputs: &Known<'_>, sizes: Sizes) -> Result<[usize; 3], OpError> {
         let Sizes { batch, q_heads, queries, keys, .. } = sizes;
         let mut differs = [1; 3];
         if let Some(mask) = inputs.opt(MASK) {
             let by_query = mask.shape == [batch, queries, keys];
             let fits = by_query || [&[batch][..], &[2 * batch], &[batch, keys]].contains(&&mask.shape[..]);
             if mask.dtype != DataType::I32 || !fits {
-                return Err(format!(
+                return Err(OpError::unsupported(format!(
                     "a mask {mask} is not known to it: it takes numbers of keys ({batch}), their ends and begins ({}), or \
                      what is shown ({batch} x {keys} or {batch} x {queries} x {keys}), of int32",
                     2 * batch
-                ));
+                )));
             }
             differs = [batch, 1, if by_query { queries } else { 1 }];
         }
         if let Some(bias) = inputs.opt(SCORES) {
             let (&[b, h, q, k], Some(x)) = (&bias.shape[..], inputs.opt(0)) else {
-                return Err(format!("what is added to scores, {bias}, has no four dimensions"));
+                return Err(OpError::shape(format!(
+                    "what is added to scores, {bias}, has no four dimensions"
+                )));
             };
             let fits = [1, batch].contains(&b) && [1, q_heads].contains(&h) && [q, k] == [queries, keys];
             if !fits || bias.dtype != x.dtype {
-                return Err(format!(
+                return Err(OpError::shape(format!(
                     "what is added to scores, {bias}, does not fit {batch} x {q_heads} x {queries} x {keys}"
-                ));
+                )));
             }
             differs = [differs[0].max(b), h, queries];
         }
@@ -229,7 +237,7 @@ impl Operator for Fused {
         all + by_heads + widened_bytes::<f32>(x.dtype, y) + blocks
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let types = types_of(call.inputs);
         let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
         let shapes = clear(self.shapes(&Known { types: &types, values: call.inputs }))?;
@@ -459,7 +467,8 @@ mod tests {
 
     #[test]
     fn what_it_does_not_take_is_an_error() {
-        let said = |trial: Trial<'_>| trial.operator().err().unwrap_or_default();
+        let said =
+            |trial: Trial<'_>| trial.operator().err().map_or_else(String::new, |error| error.to_string());
         let plain = || fused(given().map(Some).to_vec());
         assert!(said(plain().int("do_rotary", 1)).contains("do_rotary"));
         assert!(said(plain().int("past_present_share_buffer", 1)).contains("share_buffer"));
@@ -468,7 +477,7 @@ mod tests {
         let masked = |mask: Tensor| {
             let mut inputs = given().map(Some).to_vec();
             inputs.push(Some(mask));
-            fused(inputs).run().err().unwrap_or_default()
+            fused(inputs).run().err().map_or_else(String::new, |error| error.to_string())
         };
         assert!(masked(tensor(&[2, 1, 8, 8], &[1i32; 128])).contains("mask"));
         assert!(masked(tensor(&[3], &[1i32; 3])).contains("mask"));

@@ -17,7 +17,7 @@ use stepalloc_kernels::{
     attention::{Bias, Heads, Job, Mask, Rule, Sizes, repack},
     real::{Real, Space, Target, is_double, widened, widened_bytes},
 };
-use stepalloc_tensor::{DataType, Type, View, ViewMut};
+use stepalloc_tensor::{DataType, OpError, Type, View, ViewMut};
 
 /// Inputs of an attention at most.
 const FEW: usize = 8;
@@ -51,12 +51,12 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(node: &Definition<'_>) -> Result<Self, String> {
+    fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let attributes = node.attributes;
         let bound = |name: &str| Some(attributes.int(name, -1)).filter(|&bound| bound >= 0);
         let mode = attributes.int("qk_matmul_output_mode", 0);
         if !(0..4).contains(&mode) {
-            return Err(format!("there is no output mode {mode}"));
+            return Err(OpError::attribute(format!("there is no output mode {mode}")));
         }
         Ok(Self {
             q_heads: attributes.opt_int("q_num_heads"),
@@ -78,7 +78,7 @@ impl Attention {
     /// Checks that the inputs fit.
     fn sizes(&self, inputs: &Known<'_>) -> Result<Sizes, Unclear> {
         let (q, k, v) = (inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?);
-        let wrong = || format!("queries {q}, keys {k} and values {v} do not fit");
+        let wrong = || OpError::shape(format!("queries {q}, keys {k} and values {v} do not fit"));
         let (sizes, others) = match (&q.shape[..], &k.shape[..], &v.shape[..]) {
             (&[batch, q_heads, queries, head], &[kb, kv_heads, keys, kd], &[vb, vh, vk, v_head]) => (
                 Sizes { batch, q_heads, kv_heads, queries, past: 0, keys, head, v_head, packed: false },
@@ -113,7 +113,7 @@ impl Attention {
         Ok(sizes)
     }
 
-    fn with_past(&self, mut sizes: Sizes, inputs: &Known<'_>) -> Result<Sizes, String> {
+    fn with_past(&self, mut sizes: Sizes, inputs: &Known<'_>) -> Result<Sizes, OpError> {
         let lengths = inputs.opt(6);
         match (inputs.opt(4), inputs.opt(5)) {
             (None, None) => {}
@@ -123,28 +123,42 @@ impl Attention {
                 let fits = key.shape == shape(sizes.head) && value.shape == shape(sizes.v_head);
                 let dtype = |index: usize| inputs.opt(index).map(|ty| ty.dtype);
                 if !fits || dtype(1) != Some(key.dtype) || dtype(2) != Some(value.dtype) {
-                    return Err(format!("keys {key} and values {value} of the past do not fit the new ones"));
+                    return Err(OpError::shape(format!(
+                        "keys {key} and values {value} of the past do not fit the new ones"
+                    )));
                 }
                 sizes.past = past;
-                sizes.keys = sizes.keys.checked_add(past).ok_or("there are too many keys")?;
+                sizes.keys =
+                    sizes.keys.checked_add(past).ok_or_else(|| OpError::shape("there are too many keys"))?;
             }
-            _ => return Err("it has either keys or values of the past, and takes both or none".into()),
+            _ => {
+                return Err(OpError::arity(
+                    "it has either keys or values of the past, and takes both or none",
+                ));
+            }
         }
         if let Some(lengths) = lengths {
             if inputs.opt(4).is_some() {
-                return Err("it takes either a past or numbers of valid keys, not both".into());
+                return Err(OpError::arity("it takes either a past or numbers of valid keys, not both"));
             }
             if lengths.dtype != DataType::I64 || lengths.elements() != sizes.batch {
-                return Err(format!("numbers of valid keys are {lengths} for a batch of {}", sizes.batch));
+                return Err(OpError::shape(format!(
+                    "numbers of valid keys are {lengths} for a batch of {}",
+                    sizes.batch
+                )));
             }
         }
         Ok(sizes)
     }
 
     /// How far members of the batch, heads, queries and keys are apart in a mask, and the keys it tells of.
-    fn mask_strides(&self, mask: &Type, sizes: Sizes) -> Result<([usize; 4], usize), String> {
-        let wrong =
-            || format!("a mask {mask} does not fit {} queries and {} keys", sizes.queries, sizes.keys);
+    fn mask_strides(&self, mask: &Type, sizes: Sizes) -> Result<([usize; 4], usize), OpError> {
+        let wrong = || {
+            OpError::shape(format!(
+                "a mask {mask} does not fit {} queries and {} keys",
+                sizes.queries, sizes.keys
+            ))
+        };
         let Sizes { batch, q_heads, queries, keys, .. } = sizes;
         if mask.rank() > 4 || mask.dtype != DataType::Bool && !mask.dtype.is_float() {
             return Err(wrong());
@@ -194,21 +208,12 @@ impl Attention {
         bytes + if self.wanted[3] { widened_bytes::<W>(dtype, scores) } else { 0 }
     }
 
-    fn compute<W: Real>(&self, sizes: Sizes, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn compute<W: Real>(&self, sizes: Sizes, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let Sizes { kv_heads, keys, head, v_head, .. } = sizes;
         let mut space = Space(call.scratch());
         let q = widened::<W>(&call.input(0)?, &mut space)?;
-        let mut sides = [1, 2].map(|index| self.side(index, sizes, call, &mut space));
-        let [(k, k_packed), (v, v_packed)] = match &mut sides {
-            [Ok(k), Ok(v)] => [*k, *v],
-            [k, v] => {
-                return Err([k, v]
-                    .into_iter()
-                    .find_map(|side| side.as_ref().err())
-                    .cloned()
-                    .unwrap_or_default());
-            }
-        };
+        let (k, k_packed) = self.side(1, sizes, call, &mut space)?;
+        let (v, v_packed) = self.side(2, sizes, call, &mut space)?;
         let (k, v) = (widened::<W>(&k, &mut space)?, widened::<W>(&v, &mut space)?);
         let mask = match call.opt(3) {
             None => Mask { bias: Bias::None, strides: [0; 4], keys },
@@ -224,7 +229,7 @@ impl Attention {
         };
         let lengths = call.opt(6).and_then(|view| ints(&view));
         if let Some(length) = lengths.iter().flatten().find(|&&length| length < 0 || length > keys as i64) {
-            return Err(format!("{length} of {keys} keys are said to be valid"));
+            return Err(OpError::value(format!("{length} of {keys} keys are said to be valid")));
         }
         let (rows, group) = sizes.grouped();
         let job = Job {
@@ -261,7 +266,7 @@ impl Attention {
         sizes: Sizes,
         call: &mut Call<'_, 'a>,
         space: &mut Space<'a>,
-    ) -> Result<(View<'a>, bool), String> {
+    ) -> Result<(View<'a>, bool), OpError> {
         let (new, past) = (call.input(index)?, call.opt(index + 3));
         let width = if index == 1 { sizes.head } else { sizes.v_head } * new.dtype.bytes();
         let bytes = match (call.opt_output(index), past) {
@@ -290,16 +295,19 @@ impl Attention {
 }
 
 /// The type that an attribute wants scores to be rounded to.
-pub(super) fn softmax_precision(attributes: &Attributes) -> Result<Option<DataType>, String> {
+pub(super) fn softmax_precision(attributes: &Attributes) -> Result<Option<DataType>, OpError> {
     let Some(number) = attributes.opt_int("softmax_precision") else { return Ok(None) };
     let known = i32::try_from(number).ok().and_then(DataType::from_onnx).filter(|dtype| dtype.is_float());
-    known.map(Some).ok_or_else(|| format!("it is told a softmax of precision {number}"))
+    known.map(Some).ok_or_else(|| OpError::attribute(format!("it is told a softmax of precision {number}")))
 }
 
 /// A number of heads that is an attribute.
-pub(super) fn heads(told: Option<i64>, name: &str) -> Result<usize, String> {
-    let told = told.ok_or_else(|| format!("inputs of three dimensions need {name}"))?;
-    usize::try_from(told).ok().filter(|&told| told > 0).ok_or_else(|| format!("{name} is {told}"))
+pub(super) fn heads(told: Option<i64>, name: &str) -> Result<usize, OpError> {
+    let told = told.ok_or_else(|| OpError::attribute(format!("inputs of three dimensions need {name}")))?;
+    usize::try_from(told)
+        .ok()
+        .filter(|&told| told > 0)
+        .ok_or_else(|| OpError::attribute(format!("{name} is {told}")))
 }
 
 /// The types of inputs that are there.
@@ -308,10 +316,10 @@ pub(super) fn types_of(inputs: &[Option<View<'_>>]) -> SmallVec<[Option<Type>; F
 }
 
 /// What is unclear when all is known is wrong.
-pub(super) fn clear<T>(made: Result<T, Unclear>) -> Result<T, String> {
+pub(super) fn clear<T>(made: Result<T, Unclear>) -> Result<T, OpError> {
     made.map_err(|unclear| match unclear {
-        Unclear::Wrong(what) => what,
-        Unclear::Needs(index) => format!("input {index} is missing"),
+        Unclear::Wrong(error) => error,
+        Unclear::Needs(index) => OpError::MissingInput(index),
     })
 }
 
@@ -342,7 +350,7 @@ impl Operator for Attention {
         }
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let types = types_of(call.inputs);
         let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
         let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;

@@ -4,7 +4,7 @@ use super::heads;
 use crate::{Call, Definition, Known, Operator, Types, Unclear};
 use smallvec::smallvec;
 use stepalloc_kernels::no;
-use stepalloc_tensor::{DataType, Number, by_float};
+use stepalloc_tensor::{DataType, Number, OpError, by_float};
 use stepalloc_threads as threads;
 
 /// Fewer elements than so many are turned by one thread.
@@ -29,39 +29,45 @@ struct Sizes {
 }
 
 impl RotaryEmbedding {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let turned = node.attributes.int("rotary_embedding_dim", 0);
         Ok(Self {
             heads: node.attributes.opt_int("num_heads").filter(|&heads| heads != 0),
             turned: match usize::try_from(turned) {
                 Ok(0) => None,
                 Ok(turned) => Some(turned),
-                Err(_) => return Err(format!("{turned} elements are to be turned")),
+                Err(_) => return Err(OpError::attribute(format!("{turned} elements are to be turned"))),
             },
             interleaved: node.attributes.int("interleaved", 0) != 0,
         })
     }
 
-    fn sizes(&self, shape: &[usize]) -> Result<Sizes, String> {
+    fn sizes(&self, shape: &[usize]) -> Result<Sizes, OpError> {
         let (heads, length, head, packed) = match *shape {
             [_, heads, length, head] => (heads, length, head, false),
             [_, length, width] => {
                 let heads = heads(self.heads, "num_heads")?;
                 if width % heads != 0 {
-                    return Err(format!("rows of {width} elements are not {heads} heads"));
+                    return Err(OpError::shape(format!("rows of {width} elements are not {heads} heads")));
                 }
                 (heads, length, width / heads, true)
             }
-            _ => return Err(format!("an input of shape {shape:?} has no three or four dimensions")),
+            _ => {
+                return Err(OpError::shape(format!(
+                    "an input of shape {shape:?} has no three or four dimensions"
+                )));
+            }
         };
         let turned = self.turned.unwrap_or(head);
         if turned > head || !turned.is_multiple_of(2) {
-            return Err(format!("{turned} elements of heads of {head} cannot be turned in pairs"));
+            return Err(OpError::shape(format!(
+                "{turned} elements of heads of {head} cannot be turned in pairs"
+            )));
         }
         Ok(Sizes { heads, length, head, turned, packed })
     }
 
-    fn compute(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn compute(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (x, cos, sin) = (call.input(0)?, call.input(1)?, call.input(2)?);
         let sizes = self.sizes(x.shape)?;
         let Sizes { heads, length, head, turned, packed } = sizes;
@@ -71,7 +77,7 @@ impl RotaryEmbedding {
             Some(view) => {
                 let places = view.elements::<i64>();
                 if let Some(place) = places.iter().find(|&&place| place < 0 || place >= rows as i64) {
-                    return Err(format!("there is no place {place} among {rows}"));
+                    return Err(OpError::value(format!("there is no place {place} among {rows}")));
                 }
                 Some(places)
             }
@@ -135,18 +141,23 @@ impl Operator for RotaryEmbedding {
             None => cos.shape == [batch, length, half],
             Some(places) => {
                 if places.dtype != DataType::I64 || places.shape != [batch, length] {
-                    return Err(format!("places of {batch} sequences of {length} are {places}").into());
+                    return Err(OpError::shape(format!(
+                        "places of {batch} sequences of {length} are {places}"
+                    ))
+                    .into());
                 }
                 cos.rank() == 2 && cos.shape[1] == half
             }
         };
         if !fits || cos.shape != sin.shape || [cos, sin].iter().any(|ty| ty.dtype != x.dtype) {
-            return Err(format!("{x} cannot be turned by cosines {cos} and sines {sin}").into());
+            return Err(
+                OpError::shape(format!("{x} cannot be turned by cosines {cos} and sines {sin}")).into()
+            );
         }
         Ok(smallvec![x.clone()])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let dtype = call.dtype(0)?;
         if !dtype.is_float() {
             return Err(no(dtype));

@@ -10,7 +10,7 @@ use stepalloc_kernels::{
     attention::{Bias, Heads, Job, Mask, Rule, Sizes, repack},
     real::{Real, Space, Target, is_double, widened, widened_bytes},
 };
-use stepalloc_tensor::{DataType, Type};
+use stepalloc_tensor::{DataType, OpError, Type};
 
 pub(super) struct ScaledDotProduct {
     scale: f32,
@@ -23,11 +23,11 @@ pub(super) struct ScaledDotProduct {
 }
 
 impl ScaledDotProduct {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let layout = |name: &str| match node.attributes.text(name, "BHSD") {
             "BHSD" => Ok(false),
             "BSHD" => Ok(true),
-            other => Err(format!("there is no layout {other:?}")),
+            other => Err(OpError::attribute(format!("there is no layout {other:?}"))),
         };
         Ok(Self {
             scale: node.attributes.float("scale", 1.0),
@@ -41,7 +41,8 @@ impl ScaledDotProduct {
     fn sizes(&self, inputs: &Known<'_>) -> Result<Sizes, Unclear> {
         let types = [inputs.ty(0)?, inputs.ty(1)?, inputs.ty(2)?];
         let [q, k, v] = types;
-        let wrong = || Unclear::Wrong(format!("queries {q}, keys {k} and values {v} do not fit"));
+        let wrong =
+            || Unclear::Wrong(OpError::shape(format!("queries {q}, keys {k} and values {v} do not fit")));
         let dims = |index: usize| match (&types[index].shape[..], self.rows_first[index]) {
             (&[batch, rows, heads, cols], true) | (&[batch, heads, rows, cols], false) => {
                 Ok([batch, heads, rows, cols])
@@ -78,7 +79,7 @@ impl ScaledDotProduct {
         (0..4).map(widened).sum::<usize>() + by_heads + widened_bytes::<W>(dtype, y) + blocks
     }
 
-    fn compute<W: Real>(&self, sizes: Sizes, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn compute<W: Real>(&self, sizes: Sizes, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let mut space = Space(call.scratch());
         let q = widened::<W>(&call.input(0)?, &mut space)?;
         let keys = sizes.keys;
@@ -86,7 +87,7 @@ impl ScaledDotProduct {
             Some(blocks) => Ok(Heads::in_blocks(blocks, self.rows_first[index], sizes.kv_heads, cols)),
             None => {
                 let data = widened::<W>(&call.input(index)?, &mut space)?;
-                Ok::<_, String>(Heads::new(data, self.rows_first[index], sizes.kv_heads, keys, cols))
+                Ok::<_, OpError>(Heads::new(data, self.rows_first[index], sizes.kv_heads, keys, cols))
             }
         };
         let (k, v) = (side(1, sizes.head)?, side(2, sizes.v_head)?);
@@ -136,14 +137,14 @@ impl ScaledDotProduct {
 }
 
 /// How far members of the batch, heads, queries and keys are apart in a mask.
-fn mask_strides(mask: &Type, sizes: Sizes) -> Result<[usize; 4], String> {
+fn mask_strides(mask: &Type, sizes: Sizes) -> Result<[usize; 4], OpError> {
     let Sizes { batch, q_heads, queries, keys, .. } = sizes;
     let (mut strides, mut stride) = ([0; 4], 1);
     let fits = |(&dim, size): (&usize, usize)| dim == 1 || dim == size;
     let all = mask.shape.iter().rev().zip([keys, queries, q_heads, batch]);
     let is_mask = mask.dtype == DataType::Bool || mask.dtype.is_float();
     if mask.rank() > 4 || !is_mask || !all.clone().all(fits) {
-        return Err(format!("a mask {mask} does not fit {queries} queries and {keys} keys"));
+        return Err(OpError::shape(format!("a mask {mask} does not fit {queries} queries and {keys} keys")));
     }
     for (at, (&dim, _)) in all.enumerate() {
         if dim != 1 {
@@ -174,7 +175,7 @@ impl Operator for ScaledDotProduct {
         }
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let types = types_of(call.inputs);
         let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
         let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;

@@ -5,6 +5,7 @@ use crate::quantize::{to_bytes, to_reals};
 use crate::{Call, Known, Operator, Reuse, Types, Unclear, typed};
 use smallvec::smallvec;
 use stepalloc_kernels::broadcast::{Walk, broadcast};
+use stepalloc_tensor::OpError;
 
 /// Elements that are real at a time, on the stack.
 const FEW: usize = 256;
@@ -22,13 +23,13 @@ impl Operator for Binary {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let [a, b] = [inputs.ty(OPERANDS[0])?, inputs.ty(OPERANDS[1])?];
         if a.dtype != b.dtype {
-            return Err(format!("{a} and {b} have elements of two types").into());
+            return Err(OpError::element_type(format!("{a} and {b} have elements of two types")).into());
         }
         for scale in [OPERANDS[0] + 1, OPERANDS[1] + 1, OUTPUT] {
             check(inputs, a.dtype, scale)?;
         }
         let shape = broadcast([&a.shape[..], &b.shape]);
-        let shape = shape.ok_or_else(|| format!("{a} and {b} do not fit when repeated"))?;
+        let shape = shape.ok_or_else(|| OpError::shape(format!("{a} and {b} do not fit when repeated")))?;
         Ok(smallvec![typed(a.dtype, shape)?])
     }
 
@@ -36,7 +37,7 @@ impl Operator for Binary {
         Reuse::InPlace(&OPERANDS)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let out = call.output(0)?;
         let dtype = out.dtype;
         let quantum = |index: usize| Quantum::new(call, index + 1, dtype);

@@ -9,7 +9,7 @@ mod table;
 use super::{Call, Definition, Known, Made, Unclear};
 use stepalloc_kernels::no;
 use stepalloc_kernels::scales::load;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     Some(match node.op {
@@ -38,7 +38,7 @@ struct Quantum {
 
 impl Quantum {
     /// That of bytes of this type, whose scale is input `scale`, with the zero point in the one behind it.
-    fn new(call: &Call<'_, '_>, scale: usize, dtype: DataType) -> Result<Self, String> {
+    fn new(call: &Call<'_, '_>, scale: usize, dtype: DataType) -> Result<Self, OpError> {
         let (mut one, mut zero) = ([0.0], [0.0]);
         load(&call.input(scale)?, 0, &mut one);
         if let Some(view) = call.opt(scale + 1) {
@@ -68,12 +68,20 @@ fn check(inputs: &Known<'_>, dtype: DataType, scale: usize) -> Result<(), Unclea
     }
     let told = inputs.ty(scale)?;
     if told.dtype != DataType::F32 || told.elements() != 1 {
-        return Err(format!("input {scale} is {told}, not a scale of one element").into());
+        return Err(OpError::operand(
+            told,
+            DataType::F32,
+            format!("input {scale} is {told}, not a scale of one element"),
+        )
+        .into());
     }
     match inputs.opt(scale + 1) {
-        Some(zero) if zero.dtype != dtype || zero.elements() != 1 => {
-            Err(format!("input {} is {zero}, not a zero point of one element of {dtype}", scale + 1).into())
-        }
+        Some(zero) if zero.dtype != dtype || zero.elements() != 1 => Err(OpError::operand(
+            zero,
+            dtype,
+            format!("input {} is {zero}, not a zero point of one element of {dtype}", scale + 1),
+        )
+        .into()),
         _ => Ok(()),
     }
 }

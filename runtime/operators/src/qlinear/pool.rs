@@ -6,7 +6,7 @@ use crate::quantize::to_bytes;
 use crate::{Call, Definition, Known, Operator, Types, Unclear, typed};
 use smallvec::smallvec;
 use stepalloc_kernels::conv::window::Window;
-use stepalloc_tensor::{DataType, Shape, Type};
+use stepalloc_tensor::{DataType, OpError, Shape, Type};
 
 pub(super) struct Average {
     /// `None` where the whole plane is one window.
@@ -17,19 +17,19 @@ pub(super) struct Average {
 }
 
 impl Average {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let attributes = node.attributes;
         let of = Of::Average { padded: attributes.int("count_include_pad", 0) != 0 };
         let pool = (node.op == "QLinearAveragePool").then(|| Pool::new(attributes, of)).transpose()?;
         Ok(Self { pool, of, channels_last: attributes.int("channels_last", 0) != 0 })
     }
 
-    fn planes<'s>(&self, shape: &'s [usize]) -> Result<Planes<'s>, String> {
+    fn planes<'s>(&self, shape: &'s [usize]) -> Result<Planes<'s>, OpError> {
         let (images, channels, space) = match (shape, self.channels_last) {
             (&[images, channels, ref space @ ..], false) | (&[images, ref space @ .., channels], true) => {
                 (images, channels, space)
             }
-            _ => return Err(format!("an input {shape:?} has no channels")),
+            _ => return Err(OpError::shape(format!("an input {shape:?} has no channels"))),
         };
         let window = self.pool.as_ref().map(|pool| pool.window_of(space)).transpose()?;
         Ok(Planes { images, channels, space, window })
@@ -68,7 +68,7 @@ impl Operator for Average {
         window.map_or(0, |window| 4 * (window.input() + window.output()))
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (x, out) = (call.input(0)?, call.output(0)?);
         let dtype = x.dtype;
         let (from, to) = (Quantum::new(call, 1, dtype)?, Quantum::new(call, 3, dtype)?);

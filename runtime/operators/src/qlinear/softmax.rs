@@ -5,7 +5,7 @@ use crate::quantize::to_bytes;
 use crate::{Call, Definition, Known, Operator, Reuse, Types, Unclear};
 use smallvec::smallvec;
 use stepalloc_kernels::broadcast::PARALLEL;
-use stepalloc_tensor::{DataType, axis};
+use stepalloc_tensor::{DataType, OpError, axis};
 use stepalloc_threads as threads;
 
 /// Elements that are real at a time, on the stack.
@@ -18,13 +18,14 @@ pub(super) struct Softmax {
 }
 
 impl Softmax {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
-        let opset = node.attributes.opt_int("opset").ok_or("it is told no opset")?;
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
+        let opset =
+            node.attributes.opt_int("opset").ok_or_else(|| OpError::attribute("it is told no opset"))?;
         Ok(Self { axis: node.attributes.int("axis", -1), flat: opset < 13 })
     }
 
     /// Elements of a softmax, and how far they are apart.
-    fn column(&self, shape: &[usize]) -> Result<(usize, usize), String> {
+    fn column(&self, shape: &[usize]) -> Result<(usize, usize), OpError> {
         let at = axis(self.axis, shape.len())?;
         let inner = shape[at + 1..].iter().product::<usize>();
         Ok(if self.flat { (shape[at] * inner, 1) } else { (shape[at], inner) })
@@ -44,7 +45,7 @@ impl Operator for Softmax {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let dtype = call.dtype(0)?;
         let (from, to) = (Quantum::new(call, 1, dtype)?, Quantum::new(call, 3, dtype)?);
         let input = match call.in_place() {

@@ -5,7 +5,7 @@ use crate::quantize::to_bytes;
 use crate::quantized::look_up;
 use crate::{Call, Definition, Known, Operator, Reuse, Types, Unclear, typed};
 use smallvec::smallvec;
-use stepalloc_tensor::axis;
+use stepalloc_tensor::{OpError, axis};
 
 /// What each byte becomes by a function of what it stands for.
 fn table(from: Quantum, to: Quantum, function: impl Fn(f32) -> f32) -> [u8; 256] {
@@ -32,7 +32,7 @@ impl Operator for Function {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let dtype = call.dtype(0)?;
         let (from, to) = (Quantum::new(call, 1, dtype)?, Quantum::new(call, 3, dtype)?);
         let table = table(from, to, |x| match *self {
@@ -63,8 +63,10 @@ pub(super) struct Concat {
 const FIRST: usize = 2;
 
 impl Concat {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
-        Ok(Self { axis: node.attributes.opt_int("axis").ok_or("it is told no axis")? })
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
+        Ok(Self {
+            axis: node.attributes.opt_int("axis").ok_or_else(|| OpError::attribute("it is told no axis"))?,
+        })
     }
 }
 
@@ -82,14 +84,15 @@ impl Operator for Concat {
                 && next.rank() == first.rank()
                 && (0..first.rank()).all(|dim| dim == at || next.shape[dim] == first.shape[dim]);
             if !fits {
-                return Err(format!("{next} does not go on {first} along axis {at}").into());
+                return Err(OpError::shape(format!("{next} does not go on {first} along axis {at}")).into());
             }
-            shape[at] = shape[at].checked_add(next.shape[at]).ok_or("it is too large")?;
+            shape[at] =
+                shape[at].checked_add(next.shape[at]).ok_or_else(|| OpError::shape("it is too large"))?;
         }
         Ok(smallvec![typed(first.dtype, shape)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let out = call.output(0)?;
         let to = Quantum::new(call, 0, out.dtype)?;
         let at = axis(self.axis, out.shape.len())?;

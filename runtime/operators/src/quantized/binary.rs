@@ -6,7 +6,7 @@ use rten_simd::{Isa, SimdOp};
 use smallvec::smallvec;
 use stepalloc_kernels::broadcast::Walk;
 use stepalloc_kernels::{no, scales::Rounded};
-use stepalloc_tensor::{DataType, View};
+use stepalloc_tensor::{DataType, OpError, View};
 
 /// Elements that are reals at a time.
 const FEW: usize = 256;
@@ -29,7 +29,7 @@ pub(super) struct Binary<F> {
 }
 
 impl<F> Binary<F> {
-    pub(super) fn new(node: &Definition<'_>, function: F) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>, function: F) -> Result<Self, OpError> {
         let attributes = node.attributes;
         let dtype = made_type(attributes)?;
         let scaled = |scale: &str, zero: &str| Scaled {
@@ -63,7 +63,7 @@ enum Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    fn new(view: &View<'a>) -> Result<Self, String> {
+    fn new(view: &View<'a>) -> Result<Self, OpError> {
         Ok(match view.dtype {
             DataType::U8 => Self::U8(view.elements()),
             DataType::I8 => Self::I8(view.elements()),
@@ -137,7 +137,7 @@ impl<F: Fn(f32, f32) -> f32 + Send + Sync> Operator for Binary<F> {
         Ok(smallvec![typed(self.dtype, broadcast_types(&[a, b])?)?])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (a, b, out) = (call.input(0)?, call.input(1)?, call.output(0)?);
         let walk = Walk::new(out.shape, [a.shape, b.shape]);
         let (a, b) = (Elements::new(&a)?, Elements::new(&b)?);

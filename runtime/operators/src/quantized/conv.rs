@@ -7,7 +7,7 @@ use stepalloc_kernels::conv::Sizes;
 use stepalloc_kernels::conv::quantized::{Quantized, scratch};
 use stepalloc_kernels::gemm::dot4::quads;
 use stepalloc_kernels::{no, scales::Rounded};
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 use stepalloc_threads as threads;
 
 /// Inputs:
@@ -32,29 +32,33 @@ pub(super) struct Conv {
 }
 
 impl Conv {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let dtype = made_type(node.attributes)?;
         let filters = Filters::new(node)?;
-        let kernel = filters.sliding.kernel.clone().ok_or("it has no kernel_shape")?;
+        let kernel =
+            filters.sliding.kernel.clone().ok_or_else(|| OpError::attribute("it has no kernel_shape"))?;
         let zero = node.attributes.int("x_zero", 0) as u8;
         let rounded = if dtype == DataType::F32 { None } else { Some(rounded(node.attributes, dtype)?) };
         Ok(Self { filters, kernel, zero, dtype, rounded })
     }
 
     /// Shapes of weights as `Conv` has them, of which there are these rows.
-    fn weights(&self, x: &[usize], w: &[usize]) -> Result<SmallVec<[usize; 6]>, String> {
+    fn weights(&self, x: &[usize], w: &[usize]) -> Result<SmallVec<[usize; 6]>, OpError> {
         let (&[_, channels, ..], &[filters, _]) = (x, w) else {
-            return Err(format!("an input {x:?} or rows of weights {w:?} have no channels"));
+            return Err(OpError::shape(format!("an input {x:?} or rows of weights {w:?} have no channels")));
         };
         let mut shape: SmallVec<[usize; 6]> = smallvec![filters, channels / self.filters.group];
         shape.extend_from_slice(&self.kernel);
         Ok(shape)
     }
 
-    fn sizes(&self, x: &[usize], w: &[usize]) -> Result<Sizes, String> {
+    fn sizes(&self, x: &[usize], w: &[usize]) -> Result<Sizes, OpError> {
         let sizes = self.filters.sizes(x, &self.weights(x, w)?)?;
         if w[1] != 4 * quads(sizes.depth()) {
-            return Err(format!("rows of weights {w:?} are not of {} elements", sizes.depth()));
+            return Err(OpError::shape(format!(
+                "rows of weights {w:?} are not of {} elements",
+                sizes.depth()
+            )));
         }
         Ok(Sizes { window: sizes.window.with_long_rows(), ..sizes })
     }
@@ -73,10 +77,9 @@ impl Operator for Conv {
             (7, DataType::I32),
             (8, DataType::F32),
         ] {
-            if inputs.opt(index).is_some_and(|each| each.dtype != dtype || each.shape != [filters]) {
-                return Err(Unclear::Wrong(format!(
-                    "its input {index} is not one {dtype} for each of {filters} filters"
-                )));
+            if let Some(ty) = inputs.opt(index).filter(|ty| ty.dtype != dtype || ty.shape != [filters]) {
+                let what = format!("its input {index} is not one {dtype} for each of {filters} filters");
+                return Err(OpError::operand(ty, dtype, what).into());
             }
         }
         is_one(inputs, 5, x.dtype)?;
@@ -95,7 +98,7 @@ impl Operator for Conv {
         cores * scratch(&sizes)
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (x, w, out) = (call.input(0)?, call.input(1)?, call.output(0)?);
         let scales = call.input(2)?;
         let [adds, zeros, w_sums] = [3, 4, 7].map(|index| call.opt(index).map(|ints| ints.elements::<i32>()));
@@ -106,7 +109,9 @@ impl Operator for Conv {
             return Ok(());
         }
         if sizes.window.input() == 0 || sizes.depth() == 0 {
-            return Err("a convolution of bytes of nothing but padding is not known to it".into());
+            return Err(OpError::unsupported(
+                "a convolution of bytes of nothing but padding is not known to it",
+            ));
         }
         let quantized = Quantized {
             sizes: &sizes,

@@ -8,7 +8,7 @@ use smallvec::smallvec;
 use stepalloc_kernels::gemm::dot4::{WIDTH, panel_bytes};
 use stepalloc_kernels::gemm::quantized::{Out, Products, Right, scratch};
 use stepalloc_kernels::{no, scales::Rounded};
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 use stepalloc_threads as threads;
 
 /// Inputs:
@@ -38,13 +38,13 @@ pub(super) struct MatMul {
 }
 
 impl MatMul {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let attributes = node.attributes;
         let dtype = made_type(attributes)?;
         let packed = match attributes.ints("packed").as_deref() {
             None => None,
             Some(&[rows, cols]) if rows > 0 && cols > 0 => Some([rows as usize, cols as usize]),
-            Some(other) => return Err(format!("its right factor is of sizes {other:?}")),
+            Some(other) => return Err(OpError::attribute(format!("its right factor is of sizes {other:?}"))),
         };
         Ok(Self {
             packed,
@@ -60,8 +60,9 @@ impl MatMul {
     }
 
     /// Rows, columns and depth of the products, and how many there are, one after the other.
-    fn sizes(&self, a: &[usize], b: &[usize], b_bytes: usize) -> Result<([usize; 3], usize), String> {
-        let wrong = || format!("matrices of shapes {a:?} and {b:?} cannot be multiplied as bytes");
+    fn sizes(&self, a: &[usize], b: &[usize], b_bytes: usize) -> Result<([usize; 3], usize), OpError> {
+        let wrong =
+            || OpError::shape(format!("matrices of shapes {a:?} and {b:?} cannot be multiplied as bytes"));
         if let Some([depth, cols]) = self.packed {
             let (&last, outer) = a.split_last().ok_or_else(wrong)?;
             if last != depth || b_bytes != panel_bytes(cols, depth) {
@@ -81,7 +82,7 @@ impl MatMul {
 }
 
 /// What makes a's elements unsigned; nothing where they are made so here.
-fn a_flip(dtype: DataType) -> Result<u8, String> {
+fn a_flip(dtype: DataType) -> Result<u8, OpError> {
     if dtype == DataType::F32 { Ok(0) } else { flip(dtype, DataType::U8) }
 }
 
@@ -105,10 +106,10 @@ impl Operator for MatMul {
             (7, DataType::I32, false),
             (8, DataType::F32, true),
         ] {
-            if inputs.opt(index).is_some_and(|many| {
-                many.dtype != dtype || many.elements() != cols && !(one && many.elements() == 1)
-            }) {
-                return Err(format!("its input {index} is not of {dtype} for {cols} columns").into());
+            let fits = |ty: &Type| ty.dtype == dtype && (ty.elements() == cols || one && ty.elements() == 1);
+            if let Some(ty) = inputs.opt(index).filter(|ty| !fits(ty)) {
+                let what = format!("its input {index} is not of {dtype} for {cols} columns");
+                return Err(OpError::operand(ty, dtype, what).into());
             }
         }
         is_one(inputs, 5, a.dtype)?;
@@ -132,14 +133,14 @@ impl Operator for MatMul {
         made_bytes(a.dtype, a.elements()) + cores * scratch(size, flips, self.packed.is_some())
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (a, b, out) = (call.input(0)?, call.input(1)?, call.output(0)?);
         let (size, _) = self.sizes(a.shape, b.shape, b.bytes.len())?;
         if out.bytes.is_empty() {
             return Ok(());
         }
         if size[2] == 0 || size.iter().any(|&size| size > i32::MAX as usize) {
-            return Err(format!("products of sizes {size:?} are not known to it"));
+            return Err(OpError::unsupported(format!("products of sizes {size:?} are not known to it")));
         }
         let (a_flip, b_flip) = (a_flip(a.dtype)?, flip(b.dtype, DataType::I8)?);
         let (scales, adds, zeros) = (call.input(2)?, call.opt(3), call.opt(4));

@@ -4,7 +4,7 @@ use super::{Call, Definition, Known, Operator, Types, Unclear, flip, made_type, 
 use crate::Reuse;
 use smallvec::smallvec;
 use stepalloc_kernels::broadcast::{PARALLEL, PART};
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, OpError};
 use stepalloc_threads as threads;
 
 /// Inputs: x, and what each of its 256 values becomes, beginning with that of the byte 0.
@@ -13,7 +13,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new(node: &Definition<'_>) -> Result<Self, String> {
+    pub(super) fn new(node: &Definition<'_>) -> Result<Self, OpError> {
         let dtype = made_type(node.attributes)?;
         flip(dtype, dtype)?;
         Ok(Self { dtype })
@@ -25,7 +25,12 @@ impl Operator for Table {
         let (x, table) = (inputs.ty(0)?, inputs.ty(1)?);
         flip(x.dtype, DataType::U8)?;
         if table.dtype != self.dtype || table.elements() != 256 {
-            return Err(format!("a table {table} is not of 256 {}", self.dtype).into());
+            return Err(OpError::operand(
+                table,
+                self.dtype,
+                format!("a table {table} is not of 256 {}", self.dtype),
+            )
+            .into());
         }
         Ok(smallvec![typed(self.dtype, x.shape.clone())?])
     }
@@ -34,9 +39,10 @@ impl Operator for Table {
         Reuse::InPlace(&[0])
     }
 
-    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), String> {
+    fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (table, out) = (call.input(1)?, call.output(0)?);
-        let table: &[u8; 256] = table.bytes.try_into().map_err(|_| "a table is not of 256 bytes")?;
+        let table: &[u8; 256] =
+            table.bytes.try_into().map_err(|_| OpError::shape("a table is not of 256 bytes"))?;
         look_up(table, call.opt(0).map(|x| x.bytes), out.bytes);
         Ok(())
     }
