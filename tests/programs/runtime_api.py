@@ -394,6 +394,23 @@ def errors():
     save("shape.onnx", nodes, [value("x", [6]), value("shape", [2], TensorProto.INT64)], [value("y", None)])
     session = ort.InferenceSession("shape.onnx")
     fails(ort.Fail, "node shaped (Reshape)", session.run, None, {"x": numbers(6), "shape": np.array([4, 2])})
+    # An exception for each kind of error of a node.
+    nodes = [helper.make_node("BitShift", ["x", "x"], ["y"], "shifted", direction="UP")]
+    save("shift.onnx", nodes, [value("x", [1], TensorProto.UINT8)], [value("y", None, TensorProto.UINT8)])
+    fails(ort.InvalidGraph, "node shifted (BitShift): its direction is \"UP\"", ort.InferenceSession, "shift.onnx")
+    nodes = [helper.make_node("Cast", ["x"], ["y"], "said", to=TensorProto.STRING)]
+    save("said.onnx", nodes, [value("x", [1])], [value("y", None, TensorProto.STRING)])
+    fails(ort.NotImplemented, "", ort.InferenceSession, "said.onnx")
+    nodes = [helper.make_node("Gather", ["x", "at"], ["y"], "taken")]
+    save("taken.onnx", nodes, [value("x", [2]), value("at", [1], TensorProto.INT64)], [value("y", None)])
+    taken = ort.InferenceSession("taken.onnx")
+    fails(ort.InvalidArgument, "node taken (Gather): index 5 is beyond 2", taken.run, None, {"x": numbers(2), "at": np.array([5])})
+    nodes = [helper.make_node("NonZero", ["x"], ["y"], "where")]
+    save("where.onnx", nodes, [value("x", [1000])], [value("y", None, TensorProto.INT64)])
+    options = ort.SessionOptions()
+    options.max_mem = 1000
+    where = ort.InferenceSession("where.onnx", options)
+    fails(ort.OutOfMemory, "node where (NonZero)", where.run, None, {"x": np.ones(1000, np.float32)})
     # The session works on.
     assert session.run(None, {"x": numbers(6), "shape": np.array([3, 2])})[0].shape == (3, 2)
 
