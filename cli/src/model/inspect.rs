@@ -10,6 +10,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use stepalloc_runtime::{Dim, Graph, Model, Session, Tensor, Value};
 
+/// Weights of so many bytes are used where they lie in a file, if they are aligned there.
+const LARGE: usize = 64 << 10;
+
 /// Say what is in a model, and what memory a run takes
 #[derive(clap::Args)]
 #[command(
@@ -99,6 +102,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         size::show(bytes(true)),
         size::show(bytes(false))
     );
+    let copied = weights.iter().filter(|tensor| !tensor.is_lent()).map(|tensor| tensor.ty().bytes());
+    let crooked: u64 = copied.filter(|&bytes| bytes >= LARGE).map(|bytes| bytes as u64).sum();
+    if crooked > 0 {
+        say!(
+            "        {} of the copied ones are large: `stepalloc model optimize {} OUT` writes a file where they are aligned, whose \
+             pages several processes share (`model infer --no-prepacking`)",
+            size::show(crooked),
+            arguments.model.display()
+        );
+    }
     let mut counts: Vec<_> = operators.into_iter().collect();
     counts.sort_by_key(|&(name, count)| (std::cmp::Reverse(count), name));
     let counts: Vec<_> = counts.into_iter().map(|(name, count)| format!("{count} {name}")).collect();

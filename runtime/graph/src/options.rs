@@ -109,7 +109,7 @@ impl Options {
     /// Constant factors of matrix products and weights of convolutions are packed when they are first used, once for all sessions that
     /// have the same elements, and not in every run; on by default. What was read of a mapped file for that goes back to the system, so
     /// that no more memory is taken afterwards; but while the largest one is packed, it is there twice, and what is packed is not shared
-    /// with other processes, as pages of a file are. Graphs within nodes (Loop, Scan, If) and sessions with a limit do without.
+    /// with other processes, as pages of a file are. What passes made of weights is not packed, for it would be there twice. Graphs within nodes (Loop, Scan, If) and sessions with a limit do without.
     #[must_use]
     pub fn prepacking(mut self, on: bool) -> Self {
         self.sharing.packed = on;

@@ -470,7 +470,8 @@ impl<'g> Drafting<'g> {
         }
         let types: Vec<_> = inputs_of(node).map(|id| id.and_then(|id| self.types[id].as_ref())).collect();
         let spec = node.operator.packs(&Known { types: &types, values: &[] })?;
-        let tensor = self.known[node.inputs[spec.input]?].as_ref()?;
+        // What a pass made would stay beside what is packed.
+        let tensor = self.known[node.inputs[spec.input]?].as_ref().filter(|tensor| tensor.is_of_file())?;
         Some(Prepacked::new(spec, Arc::clone(tensor)))
     }
 

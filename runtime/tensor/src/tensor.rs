@@ -488,6 +488,11 @@ impl Tensor {
         !matches!(&self.memory, Memory::Copied(copied) if !copied.is_there())
     }
 
+    /// Whether a file has its elements, which can be read there again.
+    pub fn is_of_file(&self) -> bool {
+        matches!(self.memory, Memory::Lent(_) | Memory::Copied(_))
+    }
+
     /// Bytes of memory that it takes now, those of a file not counted.
     pub fn own_bytes(&self) -> usize {
         match &self.memory {
