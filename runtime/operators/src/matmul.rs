@@ -3,10 +3,13 @@
 use super::{Call, Definition, Known, Made, Operator, Types, Unclear, typed};
 use smallvec::{SmallVec, smallvec};
 use stepalloc_graph::{Attributes, PackSpec, Prepacked};
-use stepalloc_kernels::gemm::prepacked::{Layout, Packed, PackedBMatrix};
+use stepalloc_kernels::gemm::{
+    packed::{Columns, gemm_packed},
+    prepacked::{Layout, Packed},
+};
 use stepalloc_kernels::{
     broadcast::{Walk, broadcast},
-    gemm::{BiasVector, Matrix, PARALLEL, Panels, gemm_f32, gemm_packed, load_halves, product, product_of},
+    gemm::{BiasVector, Matrix, PARALLEL, Panels, gemm_f32, load_halves, product, product_of},
     no,
 };
 use stepalloc_tensor::{DataType, Number, OpError, Type, View, ViewMut, by_type, by_width};
@@ -288,7 +291,7 @@ fn scale(dtype: DataType, elements: &mut [u8], number: f32) -> Result<(), OpErro
 }
 
 /// The packed matrix of a constant factor.
-fn matrix(prepacked: &Prepacked) -> Result<&PackedBMatrix<f32>, OpError> {
+fn matrix(prepacked: &Prepacked) -> Result<&Columns, OpError> {
     prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec))).map(|packed: &Packed<_>| &**packed)
 }
 

@@ -1,6 +1,6 @@
 //! Convolutions of f32 with constant weights, whose vectors lie across filters.
 //!
-//! Weights of [`PANEL`] filters lie side by side in panels, made once ([`Filters`]). A tile is a few vectors of filters by a few places,
+//! Weights of [`PANEL`] filters lie side by side in panels, made once ([`Columns`]). A tile is a few vectors of filters by a few places,
 //! each of which is an element of the input at a time, wherever that is: rows of a plane need not fill vectors, nothing is laid out
 //! for strides, and an input is read where it is unless it is padded. Sums are turned when they are finished, from filters side by side to
 //! places side by side. (Georganas et al.: Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures, 2018, has
@@ -10,23 +10,14 @@ use crate::conv::direct::POINT;
 use crate::conv::finish::{Finish, First};
 use crate::conv::window::Axis;
 use crate::conv::{Done, Share, Sizes, by_groups};
-use crate::gemm::prepacked::{Layout, Pack};
-use crate::strided::{self, copy};
+use crate::gemm::packed::{Columns, FILLED, PANEL, ROWS, vectors};
+use crate::gemm::prepacked::Layout;
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
 use std::ops::Range;
-use stepalloc_tensor::{DataType, OpError, Tensor, Type};
 
-/// Filters of a panel: the four vectors that are summed at a time where they are widest.
-const PANEL: usize = 64;
-/// Panels are filled up to a multiple of so many filters: the widest vector.
-const FILLED: usize = 16;
-/// Places of a tile.
-const PLACES: usize = 6;
 /// Places whose sums are kept until they are finished: a multiple of a tile's, in the first cache.
-const STRIP: usize = 16 * PLACES;
-/// Weights of a filter that go by at a time: as many of a panel lie in the first cache.
-const BLOCK: usize = 128;
+const STRIP: usize = 16 * ROWS;
 /// Elements of a band of padded rows: what the second cache holds.
 const BAND: usize = 128 << 10;
 /// A padded input has so many times its elements at most.
@@ -36,43 +27,6 @@ const LEAST_DEPTH: [usize; 2] = [128, 96];
 /// With more places, elements of neighbouring channels are on pages far from each other, and laid side by side when they are read for a
 /// window of one point ([`direct`](super::direct)).
 const MOST_PLACES: usize = 400;
-
-/// Weights of filters, in panels.
-pub struct Filters {
-    panels: Tensor,
-    depth: usize,
-    /// Filters of a group, filled up.
-    filled: usize,
-}
-
-impl Pack for Filters {
-    /// Of rows of weights, each of a filter: the columns of a matrix that is given transposed.
-    fn pack(weights: &Tensor, Layout { rows: depth, cols, groups, .. }: Layout) -> Result<Self, OpError> {
-        let to = cols / groups;
-        let filled = to.next_multiple_of(FILLED);
-        let ty = Type::new(DataType::F32, [groups, filled, depth])
-            .ok_or_else(|| OpError::shape("the weights are too large"))?;
-        let mut panels = Tensor::try_zeroed(ty)?;
-        let laid = panels.view_mut().elements::<f32>();
-        // A panel at a time, or a group.
-        let rows = if groups == 1 { PANEL } else { to };
-        weights.pieces(rows * depth * size_of::<f32>(), &mut |begin, weights| {
-            let first = begin / (depth * size_of::<f32>());
-            let (group, within) = (first / to, first % to);
-            let laid = &mut laid[(group * filled + within) * depth..][..(filled - within) * depth];
-            let weights: &[f32] = bytemuck::cast_slice(weights);
-            for (weights, panel) in weights.chunks(PANEL * depth).zip(laid.chunks_mut(PANEL * depth)) {
-                let width = panel.len() / depth;
-                let axes = [
-                    strided::Axis { length: depth, from: 1, to: width },
-                    strided::Axis { length: weights.len() / depth, from: depth as isize, to: 1 },
-                ];
-                copy(&axes, weights, 0, panel, 0);
-            }
-        });
-        Ok(Self { panels, depth, filled })
-    }
-}
 
 /// Where things are.
 pub struct Across {
@@ -99,7 +53,7 @@ impl Across {
         };
         let (places, is_point) = (sizes.window.output(), sizes.window.kernel() == 1);
         let is_worth = sizes.depth() >= LEAST_DEPTH[usize::from(is_point)] && sizes.to >= FILLED;
-        if !is_worth || places < PLACES || is_point && places > MOST_PLACES {
+        if !is_worth || places < ROWS || is_point && places > MOST_PLACES {
             return None;
         }
         let (rows, width) = (vertical.output, horizontal.output);
@@ -202,7 +156,7 @@ pub fn convolve(
     (across, sizes): (&Across, &Sizes),
     out: &mut [f32],
     x: &[f32],
-    (filters, bias): (&Filters, Option<&[f32]>),
+    (filters, bias): (&Columns, Option<&[f32]>),
     scratch: &mut [f32],
     (finish, done): (Finish<'_>, Option<Done<'_>>),
 ) {
@@ -242,7 +196,7 @@ struct Tiles<'a> {
     sizes: &'a Sizes,
     /// The group's channels of the image.
     x: &'a [f32],
-    filters: &'a Filters,
+    filters: &'a Columns,
     group: usize,
     /// The first filter of the group that is computed; there are as many as planes of the output.
     first: usize,
@@ -263,7 +217,7 @@ impl SimdOp for Tiles<'_> {
     #[inline(always)]
     fn eval<I: Isa>(mut self, isa: I) {
         let (across, sizes) = (self.across, self.sizes);
-        let depth = self.filters.depth;
+        let depth = self.filters.depth();
         let (sums, scratch) = std::mem::take(&mut self.scratch).split_at_mut(STRIP * PANEL);
         let (laid, offsets) = scratch.split_at_mut(across.laid(sizes));
         let offsets: &mut [u32] = bytemuck::cast_slice_mut(&mut offsets[..depth]);
@@ -289,26 +243,18 @@ impl Tiles<'_> {
     #[inline(always)]
     fn band<I: Isa>(&mut self, isa: I, x: &[f32], offsets: &[u32], sums: &mut [f32], rows: Range<usize>) {
         let lanes = isa.f32().len();
-        // As many as there are registers for.
-        let vectors = if lanes >= 16 || cfg!(target_arch = "aarch64") { 4 } else { 2 };
         let places = self.across.rows * self.across.width;
         let (from, to) = (rows.start * self.across.width, rows.end * self.across.width);
         let filters = self.first..self.first + self.out.len() / places;
         let mut next = filters.start / lanes * lanes;
         while next < filters.end {
-            let in_panel = PANEL - next % PANEL;
-            let count = (filters.end - next).div_ceil(lanes).min(vectors).min(in_panel / lanes);
-            let count = if count == 3 { 2 } else { count };
+            let count = vectors(isa, next, filters.end);
             for begin in (from..to).step_by(STRIP) {
                 let strip = begin..(begin + STRIP).min(to);
                 let mut bases = [0u32; STRIP];
                 self.across.bases(strip.start - from, &mut bases[..strip.len()]);
                 let bases = &bases[..strip.len()];
-                match count {
-                    4 => self.strip::<I, 4>(isa, (x, bases), offsets, next, sums),
-                    2 => self.strip::<I, 2>(isa, (x, bases), offsets, next, sums),
-                    _ => self.strip::<I, 1>(isa, (x, bases), offsets, next, sums),
-                }
+                self.filters.sums(isa, (x, bases), offsets, (self.group, next, count), sums);
                 for filter in (next..(next + count * lanes).min(filters.end)).step_by(TURNED) {
                     self.put(isa, &sums[filter - next..], filter, &filters, &strip);
                 }
@@ -319,36 +265,6 @@ impl Tiles<'_> {
             let at = filter * places + from;
             if let Some(done) = self.done {
                 done(at, &mut self.out[at..][..to - from]);
-            }
-        }
-    }
-
-    /// `V` vectors of filters at some places, block of weights by block.
-    #[inline(always)]
-    fn strip<I: Isa, const V: usize>(
-        &self,
-        isa: I,
-        (x, bases): (&[f32], &[u32]),
-        offsets: &[u32],
-        filter: usize,
-        sums: &mut [f32],
-    ) {
-        let Filters { panels, depth, filled } = self.filters;
-        let width = PANEL.min(filled - filter / PANEL * PANEL);
-        let panel =
-            &panels.view().elements::<f32>()[(self.group * filled + filter / PANEL * PANEL) * depth..];
-        let panel = &panel[..width * depth];
-        for begin in (0..*depth).step_by(BLOCK) {
-            let block = begin..(begin + BLOCK).min(*depth);
-            let w = Weights { panel: &panel[block.start * width + filter % PANEL..], width };
-            let (offsets, is_first) = (&offsets[block], begin == 0);
-            for (bases, sums) in bases.chunks(PLACES).zip(sums.chunks_mut(PLACES * PANEL)) {
-                match bases.len() {
-                    1 => tile::<I, V, 1>(isa, w, (x, bases), offsets, (sums, is_first)),
-                    2 => tile::<I, V, 2>(isa, w, (x, bases), offsets, (sums, is_first)),
-                    3 | 4 => tile::<I, V, 4>(isa, w, (x, bases), offsets, (sums, is_first)),
-                    _ => tile::<I, V, PLACES>(isa, w, (x, bases), offsets, (sums, is_first)),
-                }
             }
         }
     }
@@ -454,56 +370,6 @@ impl Across {
             if column == self.width {
                 (row, column) = (row + 1, 0);
             }
-        }
-    }
-}
-
-/// Rows of weights, which are `width` elements apart.
-#[derive(Clone, Copy)]
-struct Weights<'a> {
-    panel: &'a [f32],
-    width: usize,
-}
-
-/// `V` vectors of filters at `P` places, or at as many as there are: sums are begun, or added to.
-#[inline(always)]
-fn tile<I: Isa, const V: usize, const P: usize>(
-    isa: I,
-    Weights { panel, width }: Weights<'_>,
-    (x, bases): (&[f32], &[u32]),
-    offsets: &[u32],
-    (sums, is_first): (&mut [f32], bool),
-) {
-    let ops = isa.f32();
-    let lanes = ops.len();
-    let count = bases.len().min(P);
-    // What is missing is computed as the last place is, and left.
-    let base: [usize; P] = std::array::from_fn(|p| bases[p.min(count - 1)] as usize);
-    // Offsets rise.
-    let last = offsets[offsets.len() - 1] as usize;
-    assert!(base.iter().all(|base| base + last < x.len()), "windows are within the input");
-    assert!((offsets.len() - 1) * width + V * lanes <= panel.len(), "there are as many weights");
-    let mut acc = [[ops.zero(); V]; P];
-    if !is_first {
-        for (acc, sums) in acc.iter_mut().zip(sums.chunks_exact(PANEL)).take(count) {
-            *acc = ops.load_many(sums);
-        }
-    }
-    for (k, &offset) in offsets.iter().enumerate() {
-        // SAFETY: as many weights were there, see above.
-        let w: [I::F32; V] =
-            std::array::from_fn(|v| unsafe { ops.load_ptr(panel.as_ptr().add(k * width + v * lanes)) });
-        for p in 0..P {
-            // SAFETY: the window of each place is within the input, see above.
-            let x = ops.splat(unsafe { *x.get_unchecked(base[p] + offset as usize) });
-            for v in 0..V {
-                acc[p][v] = ops.mul_add(w[v], x, acc[p][v]);
-            }
-        }
-    }
-    for (acc, sums) in acc.into_iter().zip(sums.chunks_exact_mut(PANEL)).take(count) {
-        for (v, acc) in acc.into_iter().enumerate() {
-            ops.store(acc, &mut sums[v * lanes..]);
         }
     }
 }

@@ -78,7 +78,7 @@ impl<'a> Finish<'a> {
 
 /// The first elements of vectors. Its mask takes long to make, and is made once.
 #[derive(Clone, Copy)]
-pub(super) struct First<I: Isa> {
+pub(crate) struct First<I: Isa> {
     count: usize,
     mask: I::M32,
 }

@@ -364,8 +364,8 @@ pub fn plainly<T: Number>(sizes: &Sizes, x: &[T]) -> impl Fn(usize, Range<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::prepacked::Pack;
-    use across::{Across, Filters};
+    use crate::gemm::{packed::Columns as Filters, prepacked::Pack};
+    use across::Across;
     use stepalloc_tensor::Tensor;
     use window::tests::axis;
 

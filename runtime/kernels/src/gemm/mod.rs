@@ -1,6 +1,7 @@
 //! Products of matrices, for the operators that come down to them.
 //!
-//! A [`Matrix`] is elements with a stride along either dimension. Products of f32 are rten-gemm's; those of other numbers that are
+//! A [`Matrix`] is elements with a stride along either dimension. Products of f32 are rten-gemm's, or with a constant right factor our own
+//! ([`packed`]); those of other numbers that are
 //! computed in their own type are a plain blocked loop. Halves are made f32 panel by panel ([`Panels`]) and multiplied as such, and so
 //! are integers of 8 bits where rten-gemm has nothing exact for them (`gemm_i8`): their sums are split so that f32 holds them exactly.
 
@@ -8,6 +9,7 @@ pub mod dot4;
 pub mod gemv;
 pub mod int8;
 pub mod nbits;
+pub mod packed;
 pub mod panels;
 pub mod prepacked;
 pub mod quantized;
@@ -17,7 +19,7 @@ use crate::gemm::gemv::vector_matrix;
 use crate::gemm::small_m::few_rows;
 use bytemuck::Pod;
 pub use rten_gemm::BiasVector;
-use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmOptions, PackedBMatrix};
+use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmOptions};
 use rten_simd::{Isa, SimdOp};
 use rten_tensor::NdTensorView;
 use std::ops::Range;
@@ -138,17 +140,6 @@ pub fn gemm_tiles(
     tiles(out, a, GemmInputB::Unpacked(view(b)?), (alpha, beta), bias)
 }
 
-/// [`gemm_f32`] with a factor that was [`packed`].
-pub fn gemm_packed(
-    out: &mut [f32],
-    a: Matrix<'_, f32>,
-    b: &PackedBMatrix<f32>,
-    (alpha, beta): (f32, f32),
-    bias: Option<BiasVector<'_, f32>>,
-) -> Result<(), OpError> {
-    tiles(out, a, GemmInputB::Packed(b), (alpha, beta), bias)
-}
-
 fn tiles(
     out: &mut [f32],
     a: Matrix<'_, f32>,
@@ -161,12 +152,6 @@ fn tiles(
     EXECUTOR
         .with(|executor| executor.gemm(out, a, b, options))
         .map_err(|error| OpError::shape(error.to_string()))
-}
-
-/// A right factor in the order in which the kernel reads it; at most 64 columns larger than it is.
-pub fn packed(b: Matrix<'_, f32>) -> Result<PackedBMatrix<f32>, OpError> {
-    let b = view(b)?;
-    Ok(EXECUTOR.with(|executor| executor.prepack_b(b)))
 }
 
 /// `out = a b`, or `out += a b`, in the elements' own type; `out` is row by row.
