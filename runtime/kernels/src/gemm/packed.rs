@@ -23,6 +23,8 @@ pub const ROWS: usize = 6;
 const BLOCK: usize = 128;
 /// Rows of the left factor whose sums are kept until they are finished: the second cache holds them.
 const STRIP: usize = 256;
+/// Elements of a line of the cache.
+const LINE: usize = 16;
 /// Elements that are laid out at a time.
 const PIECE: usize = 1 << 18;
 
@@ -136,8 +138,13 @@ impl Columns {
         let begin = column / PANEL * PANEL;
         let width = PANEL.min(filled - begin);
         let panel = &panels.view().elements::<f32>()[(group * filled + begin) * depth..][..width * depth];
-        let w = Weights { panel: &panel[first * width + column % PANEL..], width };
-        for (bases, sums) in bases.chunks(ROWS).zip(sums.chunks_mut(ROWS * PANEL)) {
+        let mut w = Weights { panel: &panel[first * width + column % PANEL..], width, next: panel.as_ptr() };
+        for (number, (bases, sums)) in bases.chunks(ROWS).zip(sums.chunks_mut(ROWS * PANEL)).enumerate() {
+            // The first tiles ask for what the first tile of the next block reads: a line for each element of a column.
+            let ahead = (first + offsets.len()) * width + number * BLOCK * LINE;
+            if number * LINE < width {
+                w.next = panel.as_ptr().wrapping_add(ahead);
+            }
             let sums = (sums, first == 0);
             match bases.len() {
                 1 => tile::<I, V, 1>(isa, w, (x, bases), offsets, sums),
@@ -267,13 +274,15 @@ fn finish<I: Isa>(
 struct Weights<'a> {
     panel: &'a [f32],
     width: usize,
+    /// Where lines begin that are soon read.
+    next: *const f32,
 }
 
 /// `V` vectors of filters at `P` places, or at as many as there are: sums are begun, or added to.
 #[inline(always)]
 fn tile<I: Isa, const V: usize, const P: usize>(
     isa: I,
-    Weights { panel, width }: Weights<'_>,
+    Weights { panel, width, next }: Weights<'_>,
     (x, bases): (&[f32], &[u32]),
     offsets: &[u32],
     (sums, is_first): (&mut [f32], bool),
@@ -294,6 +303,7 @@ fn tile<I: Isa, const V: usize, const P: usize>(
         }
     }
     for (k, &offset) in offsets.iter().enumerate() {
+        ops.prefetch(next.wrapping_add(k * LINE));
         // SAFETY: as many weights were there, see above.
         let w: [I::F32; V] =
             std::array::from_fn(|v| unsafe { ops.load_ptr(panel.as_ptr().add(k * width + v * lanes)) });
