@@ -162,14 +162,8 @@ pub fn convolve(
 ) {
     let (places, image) = (sizes.window.output(), sizes.from * sizes.window.input());
     let for_one = across.scratch(sizes);
-    by_groups(sizes, out, (scratch, for_one), &|Share {
-                                                    next,
-                                                    image_group,
-                                                    within,
-                                                    out,
-                                                    scratch,
-                                                    is_first,
-                                                }| {
+    by_groups(sizes, out, (scratch, for_one), &|share| {
+        let Share { next, image_group, within, out, scratch, is_first } = share;
         let group = image_group % sizes.group;
         let done = done.map(|done| move |index: usize, part: &mut [f32]| done(next * places + index, part));
         Tiles {
@@ -307,10 +301,12 @@ const TURNED: usize = 16;
 #[inline(always)]
 fn turn<I: Isa>(isa: I, sums: &[f32], block: &mut [f32; TURNED * TURNED]) {
     let sums = &sums[..(TURNED - 1) * PANEL + TURNED];
-    #[cfg(target_arch = "x86_64")]
-    if isa.f32().len() == TURNED {
+    if cfg!(target_arch = "x86_64") && isa.f32().len() == TURNED {
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: of the machine's vectors only those of AVX-512 have so many elements; the slice has as many rows.
-        unsafe { turn_avx512(sums, block) };
+        unsafe {
+            turn_avx512(sums, block);
+        }
         return;
     }
     for (filter, to) in block.chunks_exact_mut(TURNED).enumerate() {

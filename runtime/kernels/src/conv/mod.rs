@@ -216,14 +216,8 @@ pub fn convolve(
             );
         }
     };
-    by_groups(sizes, out, (scratch, for_one), &|Share {
-                                                    next,
-                                                    image_group,
-                                                    within,
-                                                    out,
-                                                    scratch,
-                                                    is_first,
-                                                }| {
+    by_groups(sizes, out, (scratch, for_one), &|share| {
+        let Share { next, image_group, within, out, scratch, is_first } = share;
         let count = out.len() / places;
         let filter = image_group % sizes.group * to + within;
         let done = done.map(|done| move |index: usize, part: &mut [f32]| done(next * places + index, part));
