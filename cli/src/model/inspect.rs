@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use stepalloc_runtime::{Dim, Graph, Model, Session, Tensor, Value};
 
-/// Weights of so many bytes are used where they lie in a file, if they are aligned there.
+/// Weights of at least this many bytes are used where they lie in a file, if they are aligned there.
 const LARGE: usize = 64 << 10;
 
 /// Say what is in a model, and what memory a run takes

@@ -28,7 +28,7 @@ struct Range {
 }
 
 impl Range {
-    /// For so many bytes, and more if there are addresses.
+    /// For at least this many bytes, and more if there are addresses.
     fn new(bytes: usize) -> Option<Self> {
         Some(Self { region: Region::new(bytes)?, bytes: 0, free: Vec::new() })
     }
@@ -43,7 +43,7 @@ impl Range {
         fits.map(|(number, &(_, free))| (number, free)).min_by_key(|&(_, free)| free)
     }
 
-    /// The begin of a free block, from which so many bytes are taken.
+    /// The begin of a free block, from which the bytes are taken.
     fn take(&mut self, number: usize, bytes: usize) -> usize {
         let (begin, free) = self.free[number];
         match free - bytes {

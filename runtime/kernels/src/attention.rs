@@ -223,7 +223,7 @@ impl<W: Real> Job<'_, W> {
         self.part(Part { heads: 0..heads, y, shown: scores, scratch }, heads.div_ceil(threads).max(1))
     }
 
-    /// Computes a part's heads, each thread so many: one half and the other, which needs no list of the parts.
+    /// Computes a part's heads, `share` on each thread: one half and the other, which needs no list of the parts.
     fn part(&self, part: Part<'_, W>, share: usize) -> Result<(), OpError> {
         let Sizes { q_heads, queries, keys, v_head, .. } = self.sizes;
         let Part { heads, mut y, mut shown, scratch } = part;

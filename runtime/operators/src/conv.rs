@@ -10,7 +10,6 @@ use stepalloc_kernels::activation::Activation;
 use stepalloc_kernels::conv::across::{self, Across};
 use stepalloc_kernels::conv::window::Sliding;
 use stepalloc_kernels::conv::{Done, Sizes, Way, convolve, finish, plainly, scratch, unrolled};
-use stepalloc_kernels::gemm::packed::Columns;
 use stepalloc_kernels::gemm::prepacked::{Layout, Packed};
 use stepalloc_kernels::no;
 use stepalloc_tensor::{DataType, OpError, Type, by_float};
@@ -188,8 +187,7 @@ impl Operator for Conv {
         let apply = function.map(|function| move |_: usize, part: &mut [f32]| function.apply(part));
         let done = apply.as_ref().map(|apply| apply as Done<'_>);
         if let Some(prepacked) = call.prepacked {
-            let panels: &Packed<Columns> =
-                prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec)))?;
+            let panels: &Packed = prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec)))?;
             let across = Across::new(&sizes)
                 .ok_or_else(|| OpError::internal("its weights are packed for other sizes"))?;
             let weights = (&**panels, bias);

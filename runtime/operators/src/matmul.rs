@@ -292,7 +292,7 @@ fn scale(dtype: DataType, elements: &mut [u8], number: f32) -> Result<(), OpErro
 
 /// The packed matrix of a constant factor.
 fn matrix(prepacked: &Prepacked) -> Result<&Columns, OpError> {
-    prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec))).map(|packed: &Packed<_>| &**packed)
+    prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec))).map(|packed: &Packed| &**packed)
 }
 
 /// How a packed input is read, for kernels.

@@ -56,7 +56,7 @@ pub(super) fn swish(editor: &mut Editor) -> usize {
     each(editor, own)
 }
 
-/// An activation's name and numbers, as FusedConv is told them.
+/// An activation's name and parameters, as attributes of FusedConv.
 type Told = (&'static str, Vec<f32>);
 
 fn each(editor: &mut Editor, told: fn(&Editor, &Node) -> Option<Told>) -> usize {

@@ -20,7 +20,7 @@ use std::ops::Range;
 const STRIP: usize = 16 * ROWS;
 /// Elements of a band of padded rows: what the second cache holds.
 const BAND: usize = 128 << 10;
-/// A padded input has so many times its elements at most.
+/// A padded input has at most this many times the input's elements.
 const MOST: usize = 4;
 /// Fewer weights of a filter do not pay for the turning of its sums, by whether its window is a point.
 const LEAST_DEPTH: [usize; 2] = [128, 96];
@@ -303,7 +303,7 @@ fn turn<I: Isa>(isa: I, sums: &[f32], block: &mut [f32; TURNED * TURNED]) {
     let sums = &sums[..(TURNED - 1) * PANEL + TURNED];
     if cfg!(target_arch = "x86_64") && isa.f32().len() == TURNED {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: of the machine's vectors only those of AVX-512 have so many elements; the slice has as many rows.
+        // SAFETY: only vectors of AVX-512 have 16 elements on x86-64; the slice has as many rows.
         unsafe {
             turn_avx512(sums, block);
         }

@@ -358,7 +358,7 @@ pub fn plainly<T: Number>(sizes: &Sizes, x: &[T]) -> impl Fn(usize, Range<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::{packed::Columns as Filters, prepacked::Pack};
+    use crate::gemm::packed::Columns;
     use across::Across;
     use stepalloc_tensor::Tensor;
     use window::tests::axis;
@@ -443,7 +443,7 @@ mod tests {
             }
             let Some(across) = Across::new(&sizes) else { continue };
             let filters = Tensor::from_elements([w.len()], &w).expect("as many as the shape says");
-            let filters = Filters::pack(&filters, Across::layout(&sizes)).expect("there is memory");
+            let filters = Columns::pack(&filters, Across::layout(&sizes)).expect("there is memory");
             for cores in [1, 3] {
                 let mut made = vec![f32::NAN; count];
                 let mut scratch = vec![f32::NAN; cores * across.scratch(&sizes)];

@@ -4,7 +4,7 @@
 //! are such products as well ([`across`](crate::conv::across)), whose rows are places.
 
 use crate::conv::finish::First;
-use crate::gemm::prepacked::{Layout, Pack};
+use crate::gemm::prepacked::Layout;
 use crate::gemm::{Matrix, PARALLEL};
 use crate::strided::{Axis, copy};
 use rten_gemm::BiasVector;
@@ -15,7 +15,7 @@ use stepalloc_threads as threads;
 
 /// Columns of a panel: the four vectors that are summed at a time where they are widest.
 pub const PANEL: usize = 64;
-/// Panels are filled up to a multiple of so many columns: the widest vector.
+/// Panels are filled up to a multiple of this many columns: the widest vector.
 pub const FILLED: usize = 16;
 /// Rows of the left factor in a tile.
 pub const ROWS: usize = 6;
@@ -38,8 +38,9 @@ pub struct Columns {
     filled: usize,
 }
 
-impl Pack for Columns {
-    fn pack(tensor: &Tensor, layout: Layout) -> Result<Self, OpError> {
+impl Columns {
+    /// Lays a tensor of f32 out. Of what is copied from a file when it is used no copy stays.
+    pub fn pack(tensor: &Tensor, layout: Layout) -> Result<Self, OpError> {
         let Layout { rows: depth, cols, transposed, groups } = layout;
         let count = cols / groups;
         let filled = count.next_multiple_of(FILLED);
@@ -86,7 +87,7 @@ impl Pack for Columns {
     }
 }
 
-/// How many vectors of columns are computed at a time from this one on: as many as there are registers for, within a panel.
+/// How many vectors of columns are computed at a time from column `from` on: as many as there are registers for, within a panel.
 #[inline(always)]
 pub fn vectors<I: Isa>(isa: I, from: usize, end: usize) -> usize {
     let lanes = isa.f32().len();
@@ -103,7 +104,7 @@ impl Columns {
         self.depth
     }
 
-    /// Sums of so many vectors of columns from one on, of a group, for rows of the left factor that begin at `bases` in `x`, with elements as
+    /// Sums of `vectors` vectors of columns from `column` on, of a group, for rows of the left factor that begin at `bases` in `x`, with elements as
     /// far from there as `offsets` say, which rise. Sums of a row are as far from those of the next as a panel is wide.
     #[inline(always)]
     pub fn sums<I: Isa>(

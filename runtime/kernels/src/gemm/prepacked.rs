@@ -4,7 +4,7 @@
 //! multiplied, and for all sessions that have the same elements, whichever file they are from. The pages of the file that were
 //! read for it go back to the system: packed weights take the place of those in the file.
 
-use std::any::Any;
+use crate::gemm::packed::Columns;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Deref;
@@ -24,15 +24,9 @@ pub struct Layout {
     pub groups: usize,
 }
 
-/// What a kernel makes of a matrix of f32.
-pub trait Pack: Any + Send + Sync + Sized {
-    /// Of a tensor of f32. Of what is copied from a file when it is used no copy is to stay.
-    fn pack(tensor: &Tensor, layout: Layout) -> Result<Self, OpError>;
-}
-
 /// A packed matrix, and what it was packed from.
-pub struct Packed<M> {
-    matrix: M,
+pub struct Packed {
+    columns: Columns,
     key: Key,
     of: Arc<Tensor>,
 }
@@ -41,24 +35,23 @@ pub struct Packed<M> {
 type Key = (u64, Layout);
 /// Bytes that are hashed at a time.
 const PIECE: usize = 1 << 18;
-type Listed = Weak<dyn Any + Send + Sync>;
 
 /// What is packed now.
-static PACKED: Mutex<Option<HashMap<Key, Vec<Listed>>>> = Mutex::new(None);
+static PACKED: Mutex<Option<HashMap<Key, Vec<Weak<Packed>>>>> = Mutex::new(None);
 
-fn all() -> MutexGuard<'static, Option<HashMap<Key, Vec<Listed>>>> {
+fn all() -> MutexGuard<'static, Option<HashMap<Key, Vec<Weak<Packed>>>>> {
     PACKED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<M> Deref for Packed<M> {
-    type Target = M;
+impl Deref for Packed {
+    type Target = Columns;
 
-    fn deref(&self) -> &M {
-        &self.matrix
+    fn deref(&self) -> &Columns {
+        &self.columns
     }
 }
 
-impl<M: Pack> Packed<M> {
+impl Packed {
     /// A matrix of f32: what others have of the same elements, or a new one.
     pub fn of(tensor: &Arc<Tensor>, layout: Layout) -> Result<Arc<Self>, OpError> {
         // Another plan's: nothing is read for it.
@@ -74,24 +67,20 @@ impl<M: Pack> Packed<M> {
         {
             return Ok(found);
         }
-        let made = Arc::new(Self { matrix: M::pack(tensor, layout)?, key, of: Arc::clone(tensor) });
-        let listed: Arc<dyn Any + Send + Sync> = Arc::clone(&made) as _;
-        all().get_or_insert_default().entry(key).or_default().push(Arc::downgrade(&listed));
+        let made = Arc::new(Self { columns: Columns::pack(tensor, layout)?, key, of: Arc::clone(tensor) });
+        all().get_or_insert_default().entry(key).or_default().push(Arc::downgrade(&made));
         Ok(made)
     }
 
     /// Those of these keys. They must not be dropped while the table is locked.
     fn alive(of: impl Fn(&Key) -> bool) -> Vec<Arc<Self>> {
-        let all: Vec<_> = {
-            let all = all();
-            let those = all.iter().flatten().filter(|(key, _)| of(key)).flat_map(|(_, same)| same);
-            those.filter_map(Weak::upgrade).collect()
-        };
-        all.into_iter().filter_map(|any| any.downcast().ok()).collect()
+        let all = all();
+        let those = all.iter().flatten().filter(|(key, _)| of(key)).flat_map(|(_, same)| same);
+        those.filter_map(Weak::upgrade).collect()
     }
 }
 
-impl<M> Drop for Packed<M> {
+impl Drop for Packed {
     fn drop(&mut self) {
         let mut all = all();
         let Some(all) = all.as_mut() else { return };
@@ -107,10 +96,8 @@ impl<M> Drop for Packed<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::packed::{Columns, gemm_packed};
+    use crate::gemm::packed::gemm_packed;
     use crate::gemm::{Matrix, gemm_f32};
-
-    type Factor = Packed<Columns>;
 
     fn layout(rows: usize, cols: usize, transposed: bool) -> Layout {
         Layout { rows, cols, transposed, groups: 1 }
@@ -125,12 +112,12 @@ mod tests {
     fn packed_once_for_all_who_have_the_same_elements() {
         let (one, same, other) = (weights(70, 90, 0.1), weights(70, 90, 0.1), weights(70, 90, 0.2));
         let packed = [&one, &same, &other]
-            .map(|tensor| Factor::of(tensor, layout(70, 90, false)).expect("it is packed"));
+            .map(|tensor| Packed::of(tensor, layout(70, 90, false)).expect("it is packed"));
         let [first, second, third] = packed.each_ref().map(Arc::as_ptr);
         assert_eq!(first, second);
         assert_ne!(first, third);
         // The same bytes read otherwise are another matrix.
-        let turned = Factor::of(&one, layout(90, 70, true)).expect("it is packed");
+        let turned = Packed::of(&one, layout(90, 70, true)).expect("it is packed");
         assert_ne!(first, Arc::as_ptr(&turned));
         let key = packed[0].key;
         let listed = || all().as_ref().is_some_and(|all| all.contains_key(&key));
@@ -153,7 +140,7 @@ mod tests {
             let a = Matrix::new(&a, ROWS, rows);
             let (mut plain, mut with) = (vec![0.0; ROWS * cols], vec![0.0; ROWS * cols]);
             gemm_f32(&mut plain, a, matrix, (2.0, 0.0), None).expect("it can be multiplied");
-            let packed = Factor::of(&tensor, layout(rows, cols, transposed)).expect("it is packed");
+            let packed = Packed::of(&tensor, layout(rows, cols, transposed)).expect("it is packed");
             gemm_packed(&mut with, a, &packed, (2.0, 0.0), None).expect("it can be multiplied");
             for (plain, with) in plain.iter().zip(&with) {
                 // The order of summing is another one.
