@@ -4,8 +4,10 @@
 //! file if they are large and their address suits their elements. All others are *copied*: when they are first used, not before,
 //! by reading the file (which maps nothing), into memory that everybody shares who opened the file.
 
+use crate::element::DataType;
 use crate::tensor::{ALIGNMENT, Line};
 use bytes::Bytes;
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 use memmap2::{Mmap, MmapMut, UncheckedAdvice};
 use std::any::Any;
 use std::collections::HashMap;
@@ -44,11 +46,14 @@ impl Identity {
     }
 }
 
+/// A part of a file: its offset, its bytes, and whether they are halves that are made f32.
+type Part = (usize, usize, Option<Halves>);
+
 /// A mapped file, and what was copied from it.
 pub(crate) struct Mapped {
     map: Mmap,
     file: File,
-    copies: Mutex<HashMap<(usize, usize), Weak<Copied>>>,
+    copies: Mutex<HashMap<Part, Weak<Copied>>>,
     note: Mutex<Option<Note>>,
 }
 
@@ -146,16 +151,52 @@ pub(crate) fn copied(bytes: &Bytes, alignment: usize) -> Option<Arc<Copied>> {
     if suits && bytes.len() >= LEAST_IN_PLACE {
         return None;
     }
+    shared(bytes, None)
+}
+
+/// Halves of a file, which are made f32 when they are first used; `None` if they are of no file.
+pub(crate) fn widened(bytes: &Bytes, halves: Halves) -> Option<Arc<Copied>> {
+    shared(bytes, Some(halves))
+}
+
+/// What everybody shares who wants the same of a file.
+fn shared(bytes: &Bytes, halves: Option<Halves>) -> Option<Arc<Copied>> {
     let (mapped, offset) = holding(bytes)?;
     let mut copies = mapped.copies.lock().unwrap_or_else(PoisonError::into_inner);
-    let slot = copies.entry((offset, bytes.len())).or_default();
+    let slot = copies.entry((offset, bytes.len(), halves)).or_default();
     if let Some(copied) = slot.upgrade() {
         return Some(copied);
     }
-    let copied = Arc::new(Copied::new(bytes, offset, Order::AS_IT_IS, &mapped));
+    let copied = Arc::new(Copied { halves, ..Copied::new(bytes, offset, Order::AS_IT_IS, &mapped) });
     *slot = Arc::downgrade(&copied);
     drop(copies);
     Some(copied)
+}
+
+/// A type of two bytes that f32 has all numbers of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Halves {
+    F16,
+    BF16,
+}
+
+impl Halves {
+    /// `None` for other types.
+    pub(crate) fn of(dtype: DataType) -> Option<Self> {
+        match dtype {
+            DataType::F16 => Some(Self::F16),
+            DataType::BF16 => Some(Self::BF16),
+            _ => None,
+        }
+    }
+
+    /// As many halves as there is room for f32.
+    pub(crate) fn widen(self, halves: &[u8], to: &mut [f32]) {
+        match self {
+            Self::F16 => bytemuck::cast_slice::<_, f16>(halves).convert_to_f32_slice(to),
+            Self::BF16 => bytemuck::cast_slice::<_, bf16>(halves).convert_to_f32_slice(to),
+        }
+    }
 }
 
 /// Blocks of one length in another order: in each of so many groups, the first one comes from that number, and so on.
@@ -197,9 +238,14 @@ pub(crate) struct Copied {
     bytes: Bytes,
     offset: usize,
     order: Order,
+    /// What is made f32 on the way.
+    halves: Option<Halves>,
     file: Weak<Mapped>,
     copy: OnceLock<Own>,
 }
+
+/// Halves that are read at a time.
+const HALVES: usize = 2048;
 
 /// Memory of a copy. Large ones are pages of their own, which leave no gap among the allocator's blocks when they go.
 enum Own {
@@ -217,18 +263,24 @@ impl Own {
 
 impl Copied {
     fn new(bytes: &Bytes, offset: usize, order: Order, mapped: &Arc<Mapped>) -> Self {
-        Self { bytes: bytes.clone(), offset, order, file: Arc::downgrade(mapped), copy: OnceLock::new() }
+        let (bytes, file) = (bytes.clone(), Arc::downgrade(mapped));
+        Self { bytes, offset, order, halves: None, file, copy: OnceLock::new() }
     }
 
-    /// The copy; at least as many bytes as there are in the file.
+    /// Bytes of the copy.
+    fn len(&self) -> usize {
+        self.bytes.len() * if self.halves.is_some() { size_of::<f32>() / size_of::<f16>() } else { 1 }
+    }
+
+    /// The copy; at least as many bytes as it has.
     pub(crate) fn copy(&self) -> &[u8] {
         let copy = self.copy.get_or_init(|| {
-            let mut copy = Own::new(self.bytes.len());
+            let mut copy = Own::new(self.len());
             let place = match &mut copy {
                 Own::Lines(lines) => bytemuck::cast_slice_mut(lines),
                 Own::Pages(pages) => &mut pages[..],
             };
-            self.read(&mut place[..self.bytes.len()]);
+            self.read(&mut place[..self.len()]);
             copy
         });
         match copy {
@@ -242,8 +294,22 @@ impl Copied {
         self.read_part(0, place);
     }
 
-    /// The same of a part that begins there.
+    /// The same of a part that begins there: of halves, at a whole f32.
     pub(crate) fn read_part(&self, begin: usize, place: &mut [u8]) {
+        let Some(halves) = self.halves else { return self.read_bytes(begin, place) };
+        let (mut read, mut wide) = ([f16::ZERO; HALVES], [0.0; HALVES]);
+        let (wanted, length) = (begin / size_of::<f32>(), HALVES * size_of::<f32>());
+        for (number, place) in place.chunks_mut(length).enumerate() {
+            let count = place.len() / size_of::<f32>();
+            let (read, wide) = (bytemuck::cast_slice_mut(&mut read[..count]), &mut wide[..count]);
+            self.read_bytes((wanted + number * HALVES) * size_of::<f16>(), read);
+            halves.widen(read, wide);
+            place.copy_from_slice(bytemuck::cast_slice(wide));
+        }
+    }
+
+    /// Reads a part of what the file has.
+    fn read_bytes(&self, begin: usize, place: &mut [u8]) {
         let file = self.file.upgrade();
         let read = |from: usize, place: &mut [u8]| {
             let read =
@@ -265,9 +331,9 @@ impl Copied {
         }
     }
 
-    /// The bytes in the file, if they are copied in its order.
+    /// The bytes in the file, if they are copied as they are there.
     pub(crate) fn as_it_is(&self) -> Option<&Bytes> {
-        (self.order == Order::AS_IT_IS).then_some(&self.bytes)
+        (self.order == Order::AS_IT_IS && self.halves.is_none()).then_some(&self.bytes)
     }
 
     /// Whether it was used already.
@@ -355,6 +421,36 @@ mod tests {
         file.write_all(&[7; 1 << 16]).expect("it is written");
         let after = open(file.path()).expect("mapped");
         assert_eq!((before.len(), after.len(), after[1 << 16]), (1 << 16, 1 << 17, 7));
+    }
+
+    #[test]
+    fn halves_are_widened_when_they_are_read() {
+        let file = file(1 << 20);
+        let bytes = open(file.path()).expect("mapped");
+        for begin in [1, 64] {
+            let halves = bytes.slice(begin..begin + 400_000);
+            let wanted: Vec<u8> = halves
+                .chunks_exact(2)
+                .flat_map(|half| f16::from_ne_bytes([half[0], half[1]]).to_f32().to_ne_bytes())
+                .collect();
+            let make = || {
+                let ty = Type::new(DataType::F16, [200_000]).expect("a type");
+                let tensor = Tensor::from_bytes(ty, halves.clone()).expect("as many bytes as its type says");
+                tensor.widened().expect("they are halves")
+            };
+            let (one, other) = (make(), make());
+            for length in [800_000, 4 * HALVES, 12, 799_996] {
+                let mut pieces = Vec::new();
+                one.pieces(length, &mut |_, piece| pieces.extend_from_slice(piece));
+                assert!(pieces == wanted, "pieces of {length} bytes");
+            }
+            assert!(one.is_of_file() && one.own_bytes() == 0 && one.is_alike(&other));
+            assert!(one.view().bytes == wanted);
+            assert_eq!((one.own_bytes(), other.view().bytes.as_ptr()), (800_000, one.view().bytes.as_ptr()));
+            // The blocks of what is widened are those of f32.
+            let turned = one.reordered(Order { groups: 1, blocks: &[1, 0] });
+            assert!(turned.view().bytes[..400_000] == wanted[400_000..]);
+        }
     }
 
     #[test]

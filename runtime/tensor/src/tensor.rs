@@ -3,13 +3,12 @@
 use crate::element::{DataType, Element};
 use crate::error::OpError;
 use crate::growing::{Blocks, Grown};
-use crate::mapped::{Copied, Order, copied, reordered};
+use crate::mapped::{Copied, Halves, Order, copied, reordered, widened};
 use crate::shape::Shape;
 use crate::shared::{Leased, Lender, Owner, Shared};
 use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 use bytes::Bytes;
-use half::{bf16, f16, slice::HalfFloatSliceExt};
 use smallvec::SmallVec;
 use std::fmt;
 use std::ptr::NonNull;
@@ -389,12 +388,7 @@ impl Tensor {
     /// The same elements with their blocks in another order, into whose blocks they can be cut: copied when they are first read if this
     /// one lies in a mapped file, else now.
     pub fn reordered(&self, order: Order) -> Self {
-        let file = match &self.memory {
-            Memory::Lent(bytes) => Some(bytes),
-            Memory::Copied(copied) => copied.as_it_is(),
-            Memory::Own(_) | Memory::Grown(_) | Memory::Shared(_) | Memory::Leased(_) => None,
-        };
-        if let Some(copied) = file.and_then(|bytes| reordered(bytes, order)) {
+        if let Some(copied) = self.in_file().and_then(|bytes| reordered(bytes, order)) {
             return Self { ty: self.ty.clone(), memory: Memory::Copied(copied) };
         }
         let (mut made, from) = (Self::zeroed(self.ty.clone()), self.view().bytes);
@@ -469,18 +463,28 @@ impl Tensor {
         is_alike
     }
 
-    /// Halves as f32; `None` of other types.
+    /// Halves as f32: those of a mapped file when they are first read, others now. `None` of other types.
     pub fn widened(&self) -> Option<Self> {
-        let read = self.in_passing();
-        let view = read.as_ref().unwrap_or(self).view();
-        let mut made = Self::zeroed(Type::new(DataType::F32, self.ty.shape.clone())?);
-        let to = made.view_mut().elements();
-        match view.dtype {
-            DataType::F16 => view.elements::<f16>().convert_to_f32_slice(to),
-            DataType::BF16 => view.elements::<bf16>().convert_to_f32_slice(to),
-            _ => return None,
+        let halves = Halves::of(self.ty.dtype)?;
+        let ty = Type::new(DataType::F32, self.ty.shape.clone())?;
+        if ty.bytes() > FEW_BYTES
+            && let Some(copied) = self.in_file().and_then(|bytes| widened(bytes, halves))
+        {
+            return Some(Self { ty, memory: Memory::Copied(copied) });
         }
+        let read = self.in_passing();
+        let mut made = Self::zeroed(ty);
+        halves.widen(read.as_ref().unwrap_or(self).view().bytes, made.view_mut().elements());
         Some(made)
+    }
+
+    /// Where its elements lie in a file.
+    fn in_file(&self) -> Option<&Bytes> {
+        match &self.memory {
+            Memory::Lent(bytes) => Some(bytes),
+            Memory::Copied(copied) => copied.as_it_is(),
+            Memory::Own(_) | Memory::Grown(_) | Memory::Shared(_) | Memory::Leased(_) => None,
+        }
     }
 
     /// Whether nothing has to be copied for a view of it.
