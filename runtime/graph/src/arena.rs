@@ -2,8 +2,6 @@
 
 use crate::error::Error;
 use crate::pool::Pool;
-use crate::watch::Cancel;
-use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use stepalloc::Region;
 use stepalloc_tensor::{Tensor, Type};
@@ -238,46 +236,6 @@ impl Arenas {
     }
 }
 
-/// A tensor for an operator that makes tensors of sizes that it alone knows ([`Operator::run_freely`](crate::Operator::run_freely)), in
-/// memory of the run around. What is in it is anything.
-pub fn fresh(ty: Type) -> Result<Tensor, Error> {
-    let within = |around: &Option<Around>| around.as_ref().map(|around| around.arenas.clone());
-    match AROUND.with_borrow(within) {
-        Some(arenas) => arenas.tensor(ty),
-        None => Ok(Tensor::try_zeroed(ty)?),
-    }
-}
-
-/// What graphs within nodes have from the run around them.
-#[derive(Clone, Default)]
-pub(crate) struct Around {
-    pub arenas: Arenas,
-    pub cancel: Option<Cancel>,
-}
-
-thread_local! {
-    static AROUND: RefCell<Option<Around>> = const { RefCell::new(None) };
-}
-
-impl Around {
-    /// That of the run on this thread; nothing if there is none.
-    pub(crate) fn current() -> Self {
-        AROUND.with_borrow(|around| around.clone()).unwrap_or_default()
-    }
-
-    /// What runs on this thread within `body` has this around it.
-    pub(crate) fn during<R>(self, body: impl FnOnce() -> R) -> R {
-        struct Before(Option<Around>);
-        impl Drop for Before {
-            fn drop(&mut self) {
-                AROUND.set(self.0.take());
-            }
-        }
-        let _before = Before(AROUND.replace(Some(self)));
-        body()
-    }
-}
-
 impl Kept {
     /// The largest free arena made larger, or a new one in its place.
     fn extend(&mut self, bytes: usize, limit: u64, taking: Taking) -> Result<Arena, Error> {
@@ -493,13 +451,5 @@ mod tests {
         drop(charge);
         assert_eq!(arenas.statistics().total_allocated, 0);
         assert!(arenas.arena(600, SAME).is_ok());
-    }
-
-    #[test]
-    fn runs_within_a_run_use_what_it_has() {
-        let limit = || Around::current().arenas.statistics().limit;
-        let around = Around { arenas: Arenas::with_max_mem(77), cancel: Some(Cancel::new()) };
-        assert_eq!(around.during(|| (limit(), Around::current().cancel.is_some())), (77, true));
-        assert_eq!((limit(), Around::current().cancel.is_some()), (u64::MAX, false));
     }
 }

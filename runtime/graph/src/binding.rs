@@ -36,7 +36,7 @@ impl Binding {
         let graph = session.graph();
         Self {
             inputs: vec![None; graph.inputs.len()],
-            outputs: Outputs::new(graph.outputs.len(), &session.executor().arenas()),
+            outputs: Outputs::new(graph.outputs.len(), session.arenas()),
             fed_back: Vec::new(),
             planned: None,
             session,
@@ -184,15 +184,17 @@ impl Binding {
             self.planned = None;
         }
         let (session, inputs) = (&self.session, &self.inputs);
+        let context = session.context(options.cancelled_by());
         let chosen = match &mut self.planned {
             Some(planned) => planned,
             None => {
                 let views: Vec<_> = inputs.iter().map(|input| input.as_ref().map(type_of)).collect();
                 session.check_all(&views)?;
-                self.planned.insert(session.executor().choose(&views)?)
+                self.planned.insert(session.executor().choose(&views, &context)?)
             }
         };
-        session.executor().run_in(chosen, inputs, &self.fed_back, &mut self.outputs, options)
+        let given = (&inputs[..], &self.fed_back[..]);
+        session.executor().run_in(chosen, given, &mut self.outputs, options, &context)
     }
 }
 

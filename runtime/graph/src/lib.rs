@@ -10,6 +10,7 @@
 //! | [`operator`], [`prepacked`] | what an operator is to a graph, and where it is found; constant inputs in an order of its own |
 //! | [`plan`], `order` | types and places of all values for inputs of some types; orders of nodes |
 //! | [`arena`], `pool`, `outputs`, `run` | memory of runs; a plan that is run |
+//! | [`context`] | what nodes have of the run around them |
 //! | [`session`], [`binding`], [`options`], [`watch`] | plans by the inputs' types; inputs and outputs that stay; settings; profiles, and ends |
 //! | [`subgraph`] | graphs within nodes |
 //! | [`passes`] | graph optimization |
@@ -19,6 +20,7 @@
 
 pub mod arena;
 pub mod binding;
+pub mod context;
 pub mod error;
 pub mod graph;
 mod inline;
@@ -37,8 +39,9 @@ pub mod session;
 pub mod subgraph;
 pub mod watch;
 
-pub use arena::{ArenaExtendStrategy, Arenas, Statistics, fresh};
+pub use arena::{ArenaExtendStrategy, Arenas, Statistics};
 pub use binding::Binding;
+pub use context::RunContext;
 pub use error::{Error, UnknownOperators};
 pub use graph::{Attribute, Attributes, Declared, Dim, Graph, Node, Value, ValueId};
 pub use model::{Header, Model};

@@ -4,6 +4,7 @@
 //! may share memory with an input ([`Operator::reuse`]), and computes ([`Operator::run`]). It allocates nothing for tensors: outputs and
 //! scratch memory are given to it in a [`Call`].
 
+use crate::context::RunContext;
 use crate::graph::Attributes;
 use crate::prepacked::{PackSpec, Prepacked};
 use crate::run::Tensors;
@@ -138,8 +139,12 @@ pub trait Operator: Send + Sync {
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError>;
 
     /// Computes the outputs where even all inputs do not say their types: operators that run graphs. The inputs are followed by what
-    /// these graphs take from outside. [`fresh`](crate::fresh) has memory for the outputs.
-    fn run_freely(&self, _inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, OpError>> {
+    /// these graphs take from outside. [`RunContext::tensor`] has memory for the outputs.
+    fn run_freely(
+        &self,
+        _inputs: &[Option<View<'_>>],
+        _context: &RunContext,
+    ) -> Option<Result<Tensors, OpError>> {
         None
     }
 }
@@ -150,6 +155,8 @@ pub struct Known<'a> {
     pub types: &'a [Option<&'a Type>],
     /// Those that are known.
     pub values: &'a [Option<View<'a>>],
+    /// What the run that is planned has.
+    pub context: &'a RunContext,
 }
 
 #[allow(clippy::len_without_is_empty, reason = "every operator knows whether it has inputs")]
@@ -219,6 +226,8 @@ pub struct Call<'c, 'a> {
     pub prepacked: Option<&'a Prepacked>,
     /// Inputs that are there in blocks, by number.
     pub blocks: &'c [(usize, Blocks<'a>)],
+    /// What the run has.
+    pub context: &'c RunContext,
 }
 
 #[allow(clippy::len_without_is_empty, reason = "every operator knows whether it has inputs")]

@@ -11,6 +11,7 @@ pub(crate) mod room;
 
 pub use planned::{PlannedBlock, PlannedRun, PlannedStep, PlannedValue};
 
+use crate::context::RunContext;
 use crate::error::Error;
 use crate::graph::{Graph, Node, ValueId};
 use crate::inline::{inline, is_if};
@@ -130,6 +131,8 @@ pub struct Figures {
 struct Drafting<'g> {
     graph: &'g Arc<Graph>,
     sharing: Sharing,
+    /// What the runs that are planned have.
+    context: &'g RunContext,
     types: Vec<Option<Type>>,
     known: Vec<Option<Arc<Tensor>>>,
     /// The input that a value is.
@@ -148,10 +151,11 @@ impl Plan {
         told: &[Option<Arc<Tensor>>],
         sharing: Sharing,
         registry: &Registry,
+        context: &RunContext,
     ) -> Result<Self, Error> {
         let mut graph = Arc::clone(graph);
         loop {
-            let mut draft = Drafting::new(&graph, inputs, told, sharing);
+            let mut draft = Drafting::new(&graph, inputs, told, sharing, context);
             let mut decided = HashMap::new();
             for (index, node) in graph.nodes.iter().enumerate() {
                 if let Some(condition) = draft.condition(node) {
@@ -169,8 +173,13 @@ impl Plan {
     }
 
     /// The same for inputs of any types, if just those are `there`: what depends on them takes memory as it goes.
-    pub(crate) fn open(graph: &Arc<Graph>, there: &[bool], sharing: Sharing) -> Result<Self, Error> {
-        let mut draft = Drafting::new(graph, &[], &[], sharing);
+    pub(crate) fn open(
+        graph: &Arc<Graph>,
+        there: &[bool],
+        sharing: Sharing,
+        context: &RunContext,
+    ) -> Result<Self, Error> {
+        let mut draft = Drafting::new(graph, &[], &[], sharing, context);
         let inputs = graph.inputs.iter().chain(&graph.captured).enumerate();
         for ((index, &id), _) in inputs.zip(there).filter(|(_, there)| **there) {
             (draft.input[id], draft.types[id], draft.known[id]) = (Some(index), None, None);
@@ -189,8 +198,9 @@ impl Plan {
         inputs: &[Option<Type>],
         grow: &[bool],
         sharing: Sharing,
+        context: &RunContext,
     ) -> Option<Self> {
-        let mut draft = Drafting::new(graph, inputs, &[], sharing);
+        let mut draft = Drafting::new(graph, inputs, &[], sharing, context);
         for (index, node) in graph.nodes.iter().enumerate() {
             // A branch that is taken for these inputs may not be for others.
             if is_if(node) {
@@ -215,8 +225,9 @@ impl Plan {
         inputs: &[Option<Type>],
         told: &[Option<Arc<Tensor>>],
         sharing: Sharing,
+        context: &RunContext,
     ) -> Result<PlannedRun, Error> {
-        let mut draft = Drafting::new(&self.graph, inputs, told, sharing);
+        let mut draft = Drafting::new(&self.graph, inputs, told, sharing, context);
         for (index, node) in self.graph.nodes.iter().enumerate() {
             draft.learn(index, node)?;
         }
@@ -252,6 +263,7 @@ fn evaluate(
     ids: &[Option<ValueId>],
     types: &[Option<&Type>],
     tensors: &[Option<&Arc<Tensor>>],
+    context: &RunContext,
 ) -> Result<Learned, Error> {
     let wrong = |error| Error::node(node, error);
     if ids.iter().zip(types).any(|(id, ty)| id.is_some() && ty.is_none()) {
@@ -259,8 +271,8 @@ fn evaluate(
     }
     let views = || tensors.iter().map(|known| known.map(|known| known.view())).collect::<Vec<_>>();
     let small: Vec<_> = tensors.iter().map(|known| known.and_then(|known| small(known))).collect();
-    let made = match node.operator.infer(&Known { types, values: &small }) {
-        Err(Unclear::Needs(_)) => node.operator.infer(&Known { types, values: &views() }),
+    let made = match node.operator.infer(&Known { types, values: &small, context }) {
+        Err(Unclear::Needs(_)) => node.operator.infer(&Known { types, values: &views(), context }),
         told => told,
     };
     let made = match made {
@@ -282,7 +294,8 @@ fn evaluate(
         .zip(views())
         .map(|(ty, view)| view.or(ty.map(|ty| View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] })))
         .collect();
-    run_one(&*node.operator, &stand_ins, made, node.outputs.len()).map(Learned::Known).map_err(wrong)
+    let made = run_one(&*node.operator, &stand_ins, made, node.outputs.len(), context);
+    made.map(Learned::Known).map_err(wrong)
 }
 
 /// Types and known elements of a node's inputs, with what its graphs take from outside.
@@ -296,11 +309,13 @@ impl<'g> Drafting<'g> {
         inputs: &[Option<Type>],
         told: &[Option<Arc<Tensor>>],
         sharing: Sharing,
+        context: &'g RunContext,
     ) -> Self {
         let count = graph.values.len();
         let mut draft = Self {
             graph,
             sharing,
+            context,
             types: vec![None; count],
             known: graph.values.iter().map(|value| value.constant.clone()).collect(),
             input: vec![None; count],
@@ -341,7 +356,7 @@ impl<'g> Drafting<'g> {
         let ids: Vec<_> = inputs_of(node).collect();
         let types: Vec<_> = ids.iter().map(|id| id.and_then(|id| self.types[id].as_ref())).collect();
         let tensors: Vec<_> = ids.iter().map(|id| id.and_then(|id| self.known[id].as_ref())).collect();
-        match evaluate(node, &ids, &types, &tensors)? {
+        match evaluate(node, &ids, &types, &tensors, self.context)? {
             Learned::OnHeap => self.running.push((index, true)),
             Learned::Types(made) => {
                 for (ty, id) in made.into_iter().zip(&node.outputs) {
@@ -469,7 +484,7 @@ impl<'g> Drafting<'g> {
             return None;
         }
         let types: Vec<_> = inputs_of(node).map(|id| id.and_then(|id| self.types[id].as_ref())).collect();
-        let spec = node.operator.packs(&Known { types: &types, values: &[] })?;
+        let spec = node.operator.packs(&Known { types: &types, values: &[], context: self.context })?;
         // What a pass made would stay beside what is packed.
         let tensor = self.known[node.inputs[spec.input]?].as_ref().filter(|tensor| tensor.is_of_file())?;
         Some(Prepacked::new(spec, Arc::clone(tensor)))
@@ -486,7 +501,7 @@ impl<'g> Drafting<'g> {
             .map_while(|ty| ty)
             .collect();
         // What nothing could hold is an error when the arena is made, whatever is added to it before.
-        let inputs = Known { types: &types, values: &views };
+        let inputs = Known { types: &types, values: &views, context: self.context };
         let bytes = match is_packed {
             true => node.operator.packed_scratch(&inputs, &made),
             false => node.operator.scratch(&inputs, &made),

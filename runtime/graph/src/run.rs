@@ -4,7 +4,8 @@
 //! operator at once never overlap: values alive in the same step share no bytes (the plan was verified; where it has room for more,
 //! each needs no more bytes than it was verified with), and an input that an output is written over is not given out.
 
-use crate::arena::{Arenas, Charge};
+use crate::arena::Charge;
+use crate::context::RunContext;
 use crate::error::Error;
 use crate::graph::{Node, ValueId};
 use crate::operator::{Call, Known, Operator, Reuse, Types, Unclear, typed};
@@ -44,12 +45,14 @@ pub fn run_one(
     inputs: &[Option<View<'_>>],
     types: Types,
     wanted: usize,
+    context: &RunContext,
 ) -> Result<Vec<Tensor>, OpError> {
     let shapes: Vec<_> = inputs
         .iter()
         .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
         .collect();
-    let known = Known { types: &shapes.iter().map(Option::as_ref).collect::<Vec<_>>(), values: inputs };
+    let shapes: Vec<_> = shapes.iter().map(Option::as_ref).collect();
+    let known = Known { types: &shapes, values: inputs, context };
     let scratch = Type { dtype: DataType::U8, shape: [operator.scratch(&known, &types)].into() };
     let mut scratch = Tensor::try_zeroed(scratch)?;
     let mut tensors = types.into_iter().map(Tensor::try_zeroed).collect::<Result<Vec<_>, _>>()?;
@@ -62,6 +65,7 @@ pub fn run_one(
         in_place: None,
         prepacked: None,
         blocks: &[],
+        context,
     })?;
     Ok(tensors)
 }
@@ -78,7 +82,7 @@ pub(crate) struct Frame<'a> {
     appends: &'a mut [Option<Append>],
     /// What the heap counts.
     charge: Charge,
-    arenas: &'a Arenas,
+    context: &'a RunContext,
     /// Outputs of the run before whose types are known only now: their memory is used again. `None` for the values of graphs within nodes.
     formers: Option<&'a mut Formers>,
     /// Outputs of known types, and what is on the heap.
@@ -118,7 +122,7 @@ impl<'a> Frame<'a> {
         arena: &'a mut [u8],
         (outputs, formers): (&'a mut [Option<Tensor>], Option<&'a mut Formers>),
         appends: &'a mut [Option<Append>],
-        arenas: &'a Arenas,
+        context: &'a RunContext,
     ) -> Self {
         let spare = plan.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut spare = spare.unwrap_or_default();
@@ -132,8 +136,8 @@ impl<'a> Frame<'a> {
             let ty = |view: View<'_>| Type { dtype: view.dtype, shape: view.shape.into() };
             spare.given.extend((0..count).map(|index| inputs(index).map(ty)));
         }
-        let (arena, charge) = (Span::of(arena), Charge::of_tensors(arenas));
-        Self { plan, fit, inputs, arena, appends, charge, arenas, formers, spare }
+        let (arena, charge) = (Span::of(arena), Charge::of_tensors(&context.arenas));
+        Self { plan, fit, inputs, arena, appends, charge, context, formers, spare }
     }
 
     /// Runs all steps. Outputs whose types the plan does not know are returned, by number.
@@ -191,7 +195,7 @@ impl<'a> Frame<'a> {
 
     /// Memory for an output whose type is known only now: that of the run before, if it has room.
     fn output(&mut self, number: usize, ty: Type) -> Result<Tensor, Error> {
-        let Some(formers) = &mut self.formers else { return self.arenas.tensor(ty) };
+        let Some(formers) = &mut self.formers else { return self.context.tensor(ty) };
         let former = formers.iter().position(|(of, _)| *of == number);
         let former = former.map(|at| formers.swap_remove(at).1);
         // A tensor that the caller has bound is used if it is just of this type.
@@ -209,7 +213,7 @@ impl<'a> Frame<'a> {
         let output = self.plan.copies.iter().rev().find(|(value, _)| *value == id);
         match output.filter(|_| self.formers.is_some()) {
             Some(&(_, number)) => self.output(number, ty),
-            None => self.arenas.tensor(ty),
+            None => self.context.tensor(ty),
         }
     }
 
@@ -348,6 +352,7 @@ impl<'a> Frame<'a> {
             in_place,
             prepacked,
             blocks: &blocks,
+            context: self.context,
         });
         let memory = (emptied(inputs), emptied(outputs));
         drop(blocks);
@@ -384,7 +389,7 @@ impl<'a> Frame<'a> {
         let mut types = emptied(memory.1);
         let ids = node.inputs.iter().copied().chain(node.captures.iter().copied().map(Some));
         types.extend(ids.map(|id| self.type_of(id?)));
-        if let Some(made) = node.operator.run_freely(&inputs) {
+        if let Some(made) = node.operator.run_freely(&inputs, self.context) {
             (self.spare.inputs, self.spare.types) = (emptied(inputs), emptied(types));
             let made = made?;
             if made.len() < node.outputs.len() {
@@ -401,7 +406,7 @@ impl<'a> Frame<'a> {
             }
             return Ok(());
         }
-        let known = Known { types: &types, values: &inputs };
+        let known = Known { types: &types, values: &inputs, context: self.context };
         let made = match node.operator.infer(&known) {
             Ok(made) if made.len() < node.outputs.len() => {
                 return Err(OpError::arity(format!("it has {} outputs at most", made.len())));
@@ -433,7 +438,7 @@ impl<'a> Frame<'a> {
             });
         }
         if over.is_none() || node.operator.reuse() != Reuse::View {
-            let mut space = self.arenas.tensor(typed(DataType::U8, [scratch])?)?;
+            let mut space = self.context.tensor(typed(DataType::U8, [scratch])?)?;
             let outputs = std::mem::take(&mut self.spare.outputs);
             let inputs = self.inputs_of(memory.0, node, over.map(|(index, _)| index), None, &[]);
             let mut outputs: Vec<Option<ViewMut<'_>>> = emptied(outputs);
@@ -446,6 +451,7 @@ impl<'a> Frame<'a> {
                 in_place: over,
                 prepacked: None,
                 blocks: &[],
+                context: self.context,
             });
             let memory = (emptied(inputs), emptied(outputs));
             (self.spare.inputs, self.spare.outputs) = memory;

@@ -1,7 +1,8 @@
 //! A model that is ready to run: plans by the types of the inputs, and memory for them.
 
-use crate::arena::{Arenas, Around, Charge, Statistics, Taking};
+use crate::arena::{Arenas, Charge, Statistics, Taking};
 use crate::binding::Binding;
+use crate::context::RunContext;
 use crate::error::Error;
 use crate::graph::{Declared, Dim, Graph, Node, ValueId};
 use crate::model::Model;
@@ -13,7 +14,7 @@ use crate::passes::{Changes, Optimization};
 use crate::plan::room::{Fit, LEAST_RUNS, covers, growth, runs_ahead, with_room};
 use crate::plan::{Appended, Figures, Plan, PlannedRun, Sharing};
 use crate::run::{Formers, Frame, Tensors};
-use crate::watch::RunOptions;
+use crate::watch::{Cancel, RunOptions};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -34,12 +35,14 @@ const ROOMY: usize = 4;
 #[derive(Clone)]
 pub struct Session {
     executor: Arc<Executor>,
+    /// What runs take memory from.
+    arenas: Arenas,
 }
 
 /// What a plan was made for.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
-    /// Those of the session's own that it runs on; 0 for the caller's.
+    /// Those of the runs that it is for; 0 for the caller's.
     threads: usize,
     types: Vec<Option<Type>>,
     /// The elements of inputs that decide; nothing for the others.
@@ -109,7 +112,7 @@ impl Chosen {
     }
 }
 
-/// A graph and its plans. Graphs within nodes have one of their own, which uses the arenas of the run around it.
+/// A graph and its plans. Graphs within nodes have one of their own. What it has of a run, or of the run around it, is told in each call.
 pub(crate) struct Executor {
     // Both are found by a graph's address, weights by that of the graph in `common`: they must be gone before it is.
     /// What counts from the first plan on for weights that are not used where they lie in the file, where there is a limit.
@@ -122,8 +125,6 @@ pub(crate) struct Executor {
     /// `None` for a graph within a node.
     model: Option<Model>,
     options: Options,
-    /// `None` for a graph within a node.
-    arenas: Option<Arenas>,
     /// Those it runs on.
     threads: Threads,
 }
@@ -185,8 +186,8 @@ struct Kept {
     /// Runs that are left until a plan with room is tried again, after one could not be made.
     refused: usize,
     plans: HashMap<Key, Made>,
-    /// The one for inputs of any types, and which of them are there.
-    open: Option<(Vec<bool>, Arc<Plan>)>,
+    /// The one for inputs of any types, which of them are there, and threads as in [`Key`].
+    open: Option<(usize, Vec<bool>, Arc<Plan>)>,
     /// What inputs were told to be where plans were made for that, not for their types alone.
     told: Vec<Vec<Vec<u8>>>,
     /// Uses so far.
@@ -204,14 +205,14 @@ impl Executor {
             registry,
             model: None,
             options,
-            arenas: None,
             threads,
             weights: OnceLock::new(),
             common: Arc::default(),
         }
     }
 
-    fn with_options(model: &Model, options: Options) -> Self {
+    /// For a session, with what that takes memory from.
+    fn with_options(model: &Model, options: Options) -> (Self, Arenas) {
         let graph = Arc::clone(&model.graph);
         let mut options = options;
         let limited = options.max_mem < u64::MAX;
@@ -223,23 +224,23 @@ impl Executor {
             None => common.arenas.clone(),
         };
         let registry = model.registry.clone();
-        let (model, arenas, weights) = (Some(model.clone()), Some(arenas), OnceLock::new());
+        let (model, weights) = (Some(model.clone()), OnceLock::new());
         let threads = Threads::new(options.intra_op_num_threads);
-        Self { graph, registry, model, options, arenas, threads, weights, common }
+        (Self { graph, registry, model, options, threads, weights, common }, arenas)
     }
 
     /// The graph that is run: optimized when it is first asked for.
-    fn optimized(&self) -> &(Arc<Graph>, Changes) {
+    fn optimized(&self, context: &RunContext) -> &(Arc<Graph>, Changes) {
         if let Some(optimized) = self.common.optimized.get() {
             return optimized;
         }
         // Not within the cell: its work is shared among threads, which may come back here meanwhile. The first to be done is kept.
         let made = match &self.model {
             Some(model) => {
-                let around = Around { arenas: self.arenas(), cancel: None };
                 let optimization = self.options.optimization.clone().for_sessions();
-                let optimize = || around.during(|| model.clone().optimize(&optimization));
-                let (model, changes) = self.preparing(optimize);
+                let optimize =
+                    |context: &RunContext| model.clone().optimize_with(&optimization, context.clone());
+                let (model, changes) = self.preparing(context, optimize);
                 (model.graph, changes)
             }
             None => (Arc::clone(&self.graph), Changes::default()),
@@ -247,28 +248,22 @@ impl Executor {
         self.common.optimized.get_or_init(|| made)
     }
 
-    /// Does what is done before a run, on as many threads as that may have.
-    fn preparing<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
-        let Options { intra_op_num_threads: runs, compilation_num_threads: own, .. } = self.options;
-        match own {
-            0 => self.threads.run(body),
-            own => {
-                let runs = if runs == 0 { stepalloc_threads::count() } else { runs };
-                Threads::new(own).run(|| stepalloc_threads::planning(runs, body))
-            }
+    /// Does what is done before a run, on as many threads as that may have. What ends the run does not end it, since what it makes serves
+    /// other runs too.
+    fn preparing<R: Send>(&self, context: &RunContext, body: impl FnOnce(&RunContext) -> R + Send) -> R {
+        let context = RunContext { cancel: None, ..context.clone() };
+        match self.options.compilation_num_threads {
+            0 => self.threads.run(|| body(&context)),
+            own => Threads::new(own).run(|| body(&context)),
         }
     }
 
-    /// What it takes memory from.
-    pub(crate) fn arenas(&self) -> Arenas {
-        self.arenas.clone().unwrap_or_else(|| Around::current().arenas)
-    }
-
     /// Whether weights are within the limits.
-    fn count_weights(&self, arenas: &Arenas) -> Result<(), Error> {
+    fn count_weights(&self, context: &RunContext) -> Result<(), Error> {
+        let arenas = &context.arenas;
         let is_limited = self.options.max_mem < u64::MAX || arenas.is_limited();
         if self.model.is_some() && is_limited && self.weights.get().is_none() {
-            let graph = &self.optimized().0;
+            let graph = &self.optimized(context).0;
             let bytes = graph.copied_bytes();
             let charge = (bytes > 0).then(|| arenas.weights(Arc::as_ptr(graph) as usize, bytes)).transpose();
             let charge = charge.map_err(|error| match error {
@@ -301,23 +296,21 @@ impl Executor {
         self.common.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn key(&self, types: Vec<Option<Type>>, told: Vec<Vec<u8>>) -> Key {
-        Key { threads: self.options.intra_op_num_threads, types, told }
-    }
-
     /// The plan for inputs of these types, whatever is in them.
-    pub(crate) fn plan(&self, types: &[Option<Type>]) -> Result<Arc<Plan>, Error> {
-        self.plan_told(self.key(types.to_vec(), Vec::new()), &[])
+    fn plan(&self, types: &[Option<Type>], context: &RunContext) -> Result<Arc<Plan>, Error> {
+        let key = Key { threads: context.threads, types: types.to_vec(), told: Vec::new() };
+        self.plan_told(key, &[], context)
     }
 
     /// A plan with room for inputs of these types, if they go on growing as they did, or one that was made for such.
-    fn roomy(&self, types: &[Option<Type>]) -> Option<Chosen> {
+    fn roomy(&self, types: &[Option<Type>], context: &RunContext) -> Option<Chosen> {
         // Within a limit no plan takes more than it must.
-        if self.options.max_mem < u64::MAX || self.arenas().is_limited() {
+        if self.options.max_mem < u64::MAX || context.arenas.is_limited() {
             return None;
         }
+        let threads = context.threads;
         let mut kept = self.kept();
-        if kept.plans.contains_key(&self.key(types.to_vec(), Vec::new())) {
+        if kept.plans.contains_key(&Key { threads, types: types.to_vec(), told: Vec::new() }) {
             return None;
         }
         let before = std::mem::replace(&mut kept.newest, types.to_vec());
@@ -326,23 +319,22 @@ impl Executor {
         let goes_on = grown.is_some() && grown == std::mem::replace(&mut kept.grown, grown.clone());
         kept.refused = kept.refused.saturating_sub(1);
         let is_refused = kept.refused > 0;
-        let threads = self.options.intra_op_num_threads;
         let fitting =
             kept.roomy.iter().rev().filter(|roomy| roomy.threads == threads && covers(&roomy.types, types));
         let fitting: SmallVec<[_; ROOMY]> = fitting.map(|roomy| Arc::clone(&roomy.plan)).collect();
         drop(kept);
-        let fits = |plan: Arc<Plan>| Some(Chosen { fit: Some(plan.fit(types)?), plan, told: None });
+        let fits = |plan: Arc<Plan>| Some(Chosen { fit: Some(plan.fit(types, context)?), plan, told: None });
         if let Some(chosen) = fitting.into_iter().find_map(fits) {
             return Some(chosen);
         }
         let grown = grown.filter(|_| goes_on && !is_refused)?;
         let grow: Vec<_> = grown.iter().map(|by| by.iter().any(|&by| by > 0)).collect();
-        let graph = &self.optimized().0;
-        let around = Around { arenas: self.arenas(), cancel: Around::current().cancel };
+        let graph = &self.optimized(context).0;
         let make = |runs: usize| {
             let roomy = with_room(types, &grown, runs)?;
-            let make = || Plan::with_room(graph, &roomy, &grow, self.options.sharing);
-            let plan = self.preparing(|| around.clone().during(make))?;
+            let make =
+                |context: &RunContext| Plan::with_room(graph, &roomy, &grow, self.options.sharing, context);
+            let plan = self.preparing(context, make)?;
             Some((roomy, fits(Arc::new(plan))?))
         };
         // A model may have a bound on what it takes, as a table of positions has.
@@ -365,26 +357,25 @@ impl Executor {
     }
 
     /// The plan for these inputs: for what some of them are, where types alone leave nodes out.
-    pub(crate) fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Chosen, Error> {
-        self.count_weights(&self.arenas())?;
-        if let Some(chosen) = self.chosen_before(inputs) {
+    pub(crate) fn choose(&self, inputs: &[Option<View<'_>>], context: &RunContext) -> Result<Chosen, Error> {
+        self.count_weights(context)?;
+        if let Some(chosen) = self.chosen_before(inputs, context.threads) {
             return Ok(chosen);
         }
         if self.model.is_none()
-            && let Some(chosen) = self.open(inputs)?
+            && let Some(chosen) = self.open(inputs, context)?
         {
             return Ok(chosen);
         }
         let types = types_of(inputs);
-        if let Some(chosen) = self.roomy(&types) {
+        if let Some(chosen) = self.roomy(&types, context) {
             return Ok(chosen);
         }
-        self.choose_exact(inputs, types)
+        self.choose_exact(inputs, types, context)
     }
 
     /// The plan that was made for inputs of these types, or for what they are, found without any memory.
-    fn chosen_before(&self, inputs: &[Option<View<'_>>]) -> Option<Chosen> {
-        let threads = self.options.intra_op_num_threads;
+    fn chosen_before(&self, inputs: &[Option<View<'_>>], threads: usize) -> Option<Chosen> {
         let mut kept = self.kept();
         let is_full = self.model.is_none() && kept.plans.len() >= self.options.plans;
         let Kept { plans, told, clock, .. } = &mut *kept;
@@ -411,28 +402,36 @@ impl Executor {
 
     /// For a graph within a node, whose inputs' sizes elements may decide: the plan for inputs of any types, once there have been as many
     /// as plans are kept.
-    fn open(&self, inputs: &[Option<View<'_>>]) -> Result<Option<Chosen>, Error> {
+    fn open(&self, inputs: &[Option<View<'_>>], context: &RunContext) -> Result<Option<Chosen>, Error> {
         let kept = self.kept();
         if kept.plans.len() < self.options.plans {
             return Ok(None);
         }
-        let is_for = |there: &[bool]| there.iter().copied().eq(inputs.iter().map(Option::is_some));
-        if let Some((_, plan)) = kept.open.as_ref().filter(|(there, _)| is_for(there)) {
+        let is_for = |threads: usize, there: &[bool]| {
+            threads == context.threads && there.iter().copied().eq(inputs.iter().map(Option::is_some))
+        };
+        if let Some((.., plan)) = kept.open.as_ref().filter(|(threads, there, _)| is_for(*threads, there)) {
             return Ok(Some(Arc::clone(plan).into()));
         }
         drop(kept);
         let there: Vec<_> = inputs.iter().map(Option::is_some).collect();
-        let plan = self.preparing(|| Plan::open(&self.optimized().0, &there, self.options.sharing))?;
-        let plan = Arc::new(plan);
+        let graph = &self.optimized(context).0;
+        let make = |context: &RunContext| Plan::open(graph, &there, self.options.sharing, context);
+        let plan = Arc::new(self.preparing(context, make)?);
         let mut kept = self.kept();
-        kept.open = Some((there, Arc::clone(&plan)));
+        kept.open = Some((context.threads, there, Arc::clone(&plan)));
         kept.made += 1;
         Ok(Some(plan.into()))
     }
 
     /// The same, made for just these types.
-    fn choose_exact(&self, inputs: &[Option<View<'_>>], types: Vec<Option<Type>>) -> Result<Chosen, Error> {
-        let plan = self.plan(&types)?;
+    fn choose_exact(
+        &self,
+        inputs: &[Option<View<'_>>],
+        types: Vec<Option<Type>>,
+        context: &RunContext,
+    ) -> Result<Chosen, Error> {
+        let plan = self.plan(&types, context)?;
         if plan.figures.unplanned_nodes == 0 || !inputs.iter().flatten().any(tells) {
             return Ok(plan.into());
         }
@@ -446,23 +445,27 @@ impl Executor {
         let bytes = |told: &Option<Arc<Tensor>>| {
             told.as_ref().map_or_else(Vec::new, |told| told.view().bytes.to_vec())
         };
-        let plan = self.plan_told(self.key(types, told.iter().map(bytes).collect()), &told)?;
+        let key = Key { threads: context.threads, types, told: told.iter().map(bytes).collect() };
+        let plan = self.plan_told(key, &told, context)?;
         Ok(Chosen { plan, fit: None, told: by_number(&told) })
     }
 
     /// What the plan for these inputs says of a run.
-    fn planned_run(&self, inputs: &[Option<View<'_>>]) -> Result<PlannedRun, Error> {
-        let chosen = self.choose_exact(inputs, types_of(inputs))?;
+    fn planned_run(&self, inputs: &[Option<View<'_>>], context: &RunContext) -> Result<PlannedRun, Error> {
+        let chosen = self.choose_exact(inputs, types_of(inputs), context)?;
         let mut told = vec![None; inputs.len()];
         chosen.told().for_each(|(index, tensor)| told[*index] = Some(Arc::clone(tensor)));
-        let (types, sharing) = (types_of(inputs), self.options.sharing);
-        let around = Around { arenas: self.arenas(), cancel: None };
-        around.during(|| chosen.plan.planned_run(&types, &told, sharing))
+        chosen.plan.planned_run(&types_of(inputs), &told, self.options.sharing, context)
     }
 
-    fn plan_told(&self, key: Key, told: &[Option<Arc<Tensor>>]) -> Result<Arc<Plan>, Error> {
-        let arenas = self.arenas();
-        self.count_weights(&arenas)?;
+    /// The same for what some inputs are.
+    fn plan_told(
+        &self,
+        key: Key,
+        told: &[Option<Arc<Tensor>>],
+        context: &RunContext,
+    ) -> Result<Arc<Plan>, Error> {
+        self.count_weights(context)?;
         let mut kept = self.kept();
         kept.clock += 1;
         let now = kept.clock;
@@ -471,12 +474,10 @@ impl Executor {
             return Ok(Arc::clone(&made.plan));
         }
         drop(kept);
-        let graph = &self.optimized().0;
-        let around = Around { arenas, cancel: Around::current().cancel };
-        let plan = self.preparing(|| {
-            around.during(|| Plan::new(graph, &key.types, told, self.options.sharing, &self.registry))
-        });
-        let plan = Arc::new(plan?);
+        let (graph, sharing) = (&self.optimized(context).0, self.options.sharing);
+        let make =
+            |context: &RunContext| Plan::new(graph, &key.types, told, sharing, &self.registry, context);
+        let plan = Arc::new(self.preparing(context, make)?);
         let mut kept = self.kept();
         while kept.plans.len() >= self.options.plans.saturating_mul(Arc::strong_count(&self.common)) {
             let oldest = kept.plans.iter().min_by_key(|(_, made)| made.used).map(|(key, _)| key.clone());
@@ -491,8 +492,12 @@ impl Executor {
     }
 
     /// Types of the outputs for inputs of these types, as far as they are known before it runs.
-    pub(crate) fn output_types(&self, types: &[Option<Type>]) -> Result<Vec<Option<Type>>, Error> {
-        let plan = self.plan(types)?;
+    pub(crate) fn output_types(
+        &self,
+        types: &[Option<Type>],
+        context: &RunContext,
+    ) -> Result<Vec<Option<Type>>, Error> {
+        let plan = self.plan(types, context)?;
         Ok(plan.graph.outputs.iter().map(|&id| plan.types[id].clone()).collect())
     }
 
@@ -501,12 +506,13 @@ impl Executor {
         &self,
         inputs: &[Option<View<'_>>],
         options: &mut RunOptions<'_>,
+        context: &RunContext,
     ) -> Result<Tensors, Error> {
-        let chosen = self.choose(inputs)?;
-        let (count, arenas) = (self.graph.outputs.len(), self.arenas());
+        let chosen = self.choose(inputs, context)?;
+        let (count, arenas) = (self.graph.outputs.len(), &context.arenas);
         let mut outputs =
-            if self.model.is_some() { Outputs::new(count, &arenas) } else { Outputs::within(count, &arenas) };
-        self.run_views(&chosen, &|index| inputs[index], &mut outputs, options)?;
+            if self.model.is_some() { Outputs::new(count, arenas) } else { Outputs::within(count, arenas) };
+        self.run_views(&chosen, &|index| inputs[index], &mut outputs, options, context)?;
         // Each was made or it was an error.
         Ok(outputs.tensors.into_iter().flatten().collect())
     }
@@ -516,10 +522,10 @@ impl Executor {
     pub(crate) fn run_in(
         &self,
         chosen: &Chosen,
-        inputs: &[Option<Tensor>],
-        fed_back: &[(usize, usize)],
+        (inputs, fed_back): (&[Option<Tensor>], &[(usize, usize)]),
         outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
+        context: &RunContext,
     ) -> Result<(), Error> {
         let append = |appended: &Appended| {
             let past = inputs[appended.input]
@@ -533,8 +539,8 @@ impl Executor {
             outputs.copied_bytes += append.as_ref().map_or(0, |append| append.copied_bytes() as u64);
             outputs.appends.push(append);
         }
-        let done =
-            self.run_views(chosen, &|index| inputs[index].as_ref().map(Tensor::view), outputs, options);
+        let inputs = |index: usize| inputs[index].as_ref().map(Tensor::view);
+        let done = self.run_views(chosen, &inputs, outputs, options, context);
         outputs.appends.clear();
         done
     }
@@ -545,16 +551,17 @@ impl Executor {
         inputs: &(dyn Fn(usize) -> Option<View<'a>> + Sync),
         outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
+        context: &RunContext,
     ) -> Result<(), Error> {
         let plan = &chosen.plan;
-        let mut appends = std::mem::take(&mut outputs.appends);
+        let appends = std::mem::take(&mut outputs.appends);
         let is_appended = |index: usize| {
             let mut all = plan.appended.iter().zip(appends.iter());
             all.any(|(appended, append)| appended.output == index && append.is_some())
         };
         let types = plan.graph.outputs.iter().enumerate();
         let types = types.map(|(index, &id)| chosen.ty(id).filter(|_| !is_appended(index)));
-        if self.options.max_mem < u64::MAX || self.arenas().is_limited() {
+        if self.options.max_mem < u64::MAX || context.arenas.is_limited() {
             // No memory is kept for those whose types are known only when it runs.
             let unknown = types.clone().enumerate().filter(|(_, ty)| ty.is_none());
             unknown.for_each(|(index, _)| outputs.put(index, None));
@@ -563,10 +570,12 @@ impl Executor {
         let total = self.weight_bytes() + plan.figures.arena_bytes + outputs.wanted(types.clone());
         if total > self.options.max_mem {
             let why = format!("max_mem allows {} bytes", self.options.max_mem);
-            return Err(self.explained(Error::Memory { bytes: total, why }, chosen, inputs));
+            return Err(self.explained(Error::Memory { bytes: total, why }, chosen, inputs, context));
         }
-        outputs.make(types).map_err(|error| self.explained(error, chosen, inputs))?;
-        let free = self.threads.run(|| self.run_frame(chosen, inputs, &mut appends, outputs, options))?;
+        outputs.make(types).map_err(|error| self.explained(error, chosen, inputs, context))?;
+        outputs.appends = appends;
+        let free = self.threads.run(|| self.run_frame(chosen, inputs, outputs, options, context))?;
+        let mut appends = std::mem::take(&mut outputs.appends);
         for (index, tensor) in free {
             outputs.put_made(index, tensor)?;
         }
@@ -591,6 +600,7 @@ impl Executor {
         error: Error,
         chosen: &Chosen,
         inputs: &(dyn Fn(usize) -> Option<View<'a>> + Sync),
+        context: &RunContext,
     ) -> Error {
         let Error::Memory { bytes, why } = error else { return error };
         // Graphs within nodes do not know what is told of their inputs, and are the node's that is named.
@@ -601,8 +611,7 @@ impl Executor {
         let given: Vec<_> = (0..graph.inputs.len()).map(inputs).collect();
         let mut told = vec![None; given.len()];
         chosen.told().for_each(|(index, tensor)| told[*index] = Some(Arc::clone(tensor)));
-        let around = Around { arenas: self.arenas(), cancel: None };
-        let run = around.during(|| chosen.plan.planned_run(&types_of(&given), &told, self.options.sharing));
+        let run = chosen.plan.planned_run(&types_of(&given), &told, self.options.sharing, context);
         let outputs = graph.outputs.iter().filter_map(|&id| Some((id, chosen.ty(id)?)));
         let output_bytes = outputs.clone().fold(0u64, |all, (_, ty)| all.saturating_add(ty.bytes() as u64));
         let (arena, weights) = (chosen.plan.figures.arena_bytes, self.weight_bytes());
@@ -629,19 +638,18 @@ impl Executor {
         &self,
         chosen: &Chosen,
         inputs: &(dyn Fn(usize) -> Option<View<'a>> + Sync),
-        appends: &mut [Option<Append>],
         outputs: &mut Outputs,
         options: &mut RunOptions<'_>,
+        context: &RunContext,
     ) -> Result<Formers, Error> {
         let plan = &*chosen.plan;
-        let arenas = self.arenas();
         let taking = Taking {
             extend: self.options.extend,
             huge_pages: self.options.huge_pages,
             keep: self.options.keep_arenas,
         };
-        let arena = arenas.arena(plan.figures.arena_bytes as usize, taking);
-        let mut arena = arena.map_err(|error| self.explained(error, chosen, inputs))?;
+        let arena = context.arenas.arena(plan.figures.arena_bytes as usize, taking);
+        let mut arena = arena.map_err(|error| self.explained(error, chosen, inputs, context))?;
         // Views of a shorter life.
         let inputs = |index: usize| inputs(index);
         let mut formers = Formers::new();
@@ -652,10 +660,9 @@ impl Executor {
         }
         let made = (plan, chosen.fit.as_ref());
         // Those of graphs within nodes are values of the run around.
-        let outputs = (&mut outputs.tensors[..], self.model.is_some().then_some(&mut formers));
-        let frame = Frame::new(made, &inputs, arena.memory(), outputs, appends, &arenas);
-        let around = Around { arenas: arenas.clone(), cancel: options.cancelled_by().cloned() };
-        around.during(|| frame.run(options))
+        let made_in = (&mut outputs.tensors[..], self.model.is_some().then_some(&mut formers));
+        let frame = Frame::new(made, &inputs, arena.memory(), made_in, &mut outputs.appends, context);
+        frame.run(options)
     }
 }
 
@@ -667,11 +674,35 @@ impl Session {
 
     /// The same, as told.
     pub fn with_options(model: &impl AsRef<Model>, options: Options) -> Self {
-        Self { executor: Arc::new(Executor::with_options(model.as_ref(), options)) }
+        let (executor, arenas) = Executor::with_options(model.as_ref(), options);
+        Self { executor: Arc::new(executor), arenas }
     }
 
     pub(crate) fn executor(&self) -> &Executor {
         &self.executor
+    }
+
+    pub(crate) fn arenas(&self) -> &Arenas {
+        &self.arenas
+    }
+
+    /// What its runs have, those that are planned too.
+    pub(crate) fn context(&self, cancel: Option<&Cancel>) -> RunContext {
+        let Options { intra_op_num_threads: runs, compilation_num_threads: own, .. } = self.executor.options;
+        // Where it is planned on threads of its own, the caller's are counted here.
+        let threads = if runs == 0 && own > 0 { stepalloc_threads::count() } else { runs };
+        RunContext { arenas: self.arenas.clone(), cancel: cancel.cloned(), threads }
+    }
+
+    /// The graph that is run, and what was done to it.
+    fn optimized(&self) -> &(Arc<Graph>, Changes) {
+        self.executor.optimized(&self.context(None))
+    }
+
+    /// The plan for just these inputs.
+    fn exact(&self, inputs: &[Option<View<'_>>]) -> Result<Arc<Plan>, Error> {
+        self.check_given(inputs)?;
+        Ok(self.executor.choose_exact(inputs, types_of(inputs), &self.context(None))?.plan)
     }
 
     /// What it computes.
@@ -681,21 +712,20 @@ impl Session {
 
     /// What was done to optimize the graph; it is done now if no plan was made yet.
     pub fn changes(&self) -> &Changes {
-        &self.executor.optimized().1
+        &self.optimized().1
     }
 
     /// How good the plan for these inputs is, in the order of the graph's inputs; `None` for those with a default. Views without bytes
     /// stand for their types: what elements would tell is left open.
     pub fn figures(&self, inputs: &[Option<View<'_>>]) -> Result<Figures, Error> {
-        self.check_given(inputs)?;
-        Ok(self.executor.choose_exact(inputs, types_of(inputs))?.plan.figures)
+        Ok(self.exact(inputs)?.figures)
     }
 
     /// What runs when on these inputs, and what lies where in the arena meanwhile, by the plan of [`Session::figures`]. It is put
     /// together anew each time: plans do not keep it.
     pub fn planned_run(&self, inputs: &[Option<View<'_>>]) -> Result<PlannedRun, Error> {
         self.check_given(inputs)?;
-        self.executor.planned_run(inputs)
+        self.executor.planned_run(inputs, &self.context(None))
     }
 
     /// Whether all inputs, in the order of the graph's, are as the model declares them.
@@ -721,14 +751,13 @@ impl Session {
     /// What a run on these inputs takes, part by part, as the plan tells: without what nodes take that cannot be planned. Views without
     /// bytes stand for their types.
     pub fn needs(&self, inputs: &[Option<View<'_>>]) -> Result<Needs, Error> {
-        self.check_given(inputs)?;
-        let plan = self.executor.choose_exact(inputs, types_of(inputs))?.plan;
-        Ok(Needs::new(&plan, &self.executor.optimized().0, inputs))
+        let plan = self.exact(inputs)?;
+        Ok(Needs::new(&plan, &self.optimized().0, inputs))
     }
 
     /// What its arenas have and had; with those of others, if it shares them.
     pub fn statistics(&self) -> Statistics {
-        self.executor.arenas().statistics()
+        self.arenas.statistics()
     }
 
     /// Plans made so far, for all sessions of its model that plan as it does.
@@ -738,13 +767,13 @@ impl Session {
 
     /// Gives arenas that no run has now back to the system. The next run takes one anew.
     pub fn release_memory(&self) {
-        self.executor.arenas().release_memory();
+        self.arenas.release_memory();
     }
 
     /// Pairs of an output and an input, by name, where the output is the input with rows appended, as a decoder's keys and values are: what
     /// [`Binding::feed_back`] takes.
     pub fn appended(&self) -> Vec<(&str, &str)> {
-        let (run, graph) = (&self.executor.optimized().0, self.graph());
+        let (run, graph) = (&self.optimized().0, self.graph());
         let name = |id: ValueId| &*graph.values[id].name;
         let pair = |node: &Node| {
             let (past, present) = (node.inputs.first().copied()??, node.outputs.first().copied()??);
@@ -814,7 +843,8 @@ impl Session {
             }
             views.push(given);
         }
-        let outputs = self.executor.run(&views, &mut options);
+        let context = self.context(options.cancelled_by());
+        let outputs = self.executor.run(&views, &mut options, &context);
         if options.shrinks() {
             self.release_memory();
         }

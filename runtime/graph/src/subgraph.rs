@@ -1,6 +1,6 @@
 //! Graphs within nodes.
 
-use crate::arena::Around;
+use crate::context::RunContext;
 use crate::error::Error;
 use crate::graph::Graph;
 use crate::operator::Registry;
@@ -11,7 +11,8 @@ use crate::watch::RunOptions;
 use std::sync::Arc;
 use stepalloc_tensor::{Type, View};
 
-/// A graph that an operator runs: its plans, by the types it is given. It takes arenas of the run around it, and ends with that.
+/// A graph that an operator runs: its plans, by the types it is given. It takes arenas of the run around it, and ends with that: what
+/// this run has is in the context.
 pub struct Subgraph(Executor);
 
 impl Subgraph {
@@ -21,18 +22,21 @@ impl Subgraph {
     }
 
     /// Types of what comes out, as far as those of its inputs and of what it takes from outside, in this order, tell them.
-    pub fn output_types(&self, types: &[Option<Type>]) -> Result<Vec<Option<Type>>, Error> {
-        self.0.output_types(types)
+    pub fn output_types(
+        &self,
+        types: &[Option<Type>],
+        context: &RunContext,
+    ) -> Result<Vec<Option<Type>>, Error> {
+        self.0.output_types(types, context)
     }
 
     /// Runs it on inputs, followed by what it takes from outside.
-    pub fn run(&self, inputs: &[Option<View<'_>>]) -> Result<Tensors, Error> {
-        let around = Around::current();
+    pub fn run(&self, inputs: &[Option<View<'_>>], context: &RunContext) -> Result<Tensors, Error> {
         let options = RunOptions::new();
-        let mut options = match &around.cancel {
+        let mut options = match &context.cancel {
             Some(cancel) => options.cancel(cancel),
             None => options,
         };
-        self.0.run(inputs, &mut options)
+        self.0.run(inputs, &mut options, context)
     }
 }

@@ -63,11 +63,11 @@ impl Sizes {
         }
     }
 
-    /// Threads that a run may share heads among.
-    pub fn threads(&self) -> usize {
+    /// Those of so many threads that a run may share heads among.
+    pub fn threads(&self, threads: usize) -> usize {
         let heads = self.batch * self.q_heads;
         let work = self.outputs().1.saturating_mul(self.head + self.v_head);
-        if work < WORTH_SHARING { 1 } else { threads::for_runs().clamp(1, heads.max(1)) }
+        if work < WORTH_SHARING { 1 } else { threads.clamp(1, heads.max(1)) }
     }
 
     /// Elements of a block's scores.

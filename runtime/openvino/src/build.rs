@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use stepalloc_graph::{
-    Attribute, Attributes, Definition, Graph, Known, Node, Operator, Registry, Value, ValueId, run_one,
+    Attribute, Attributes, Definition, Graph, Known, Node, Operator, Registry, RunContext, Value, ValueId,
+    run_one,
 };
 use stepalloc_tensor::{Bool, DataType, Element, Number, OpError, Tensor, Type, View, by_number};
 
@@ -59,13 +60,16 @@ impl With {
 pub(super) struct Builder {
     pub graph: Graph,
     registry: Registry,
+    /// What nodes have that are computed while reading.
+    context: RunContext,
     names: HashSet<String>,
 }
 
 impl Builder {
     /// An empty graph, of these operators.
     pub(super) fn new(registry: &Registry) -> Self {
-        Self { graph: Graph::default(), registry: registry.clone(), names: HashSet::new() }
+        let (graph, registry, context) = (Graph::default(), registry.clone(), RunContext::new());
+        Self { graph, registry, context, names: HashSet::new() }
     }
 
     /// A value of this name, or of one like it where another has it.
@@ -165,12 +169,12 @@ impl Builder {
             .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
             .collect();
         let types: Vec<_> = types.iter().map(Option::as_ref).collect();
-        let made = operator.infer(&Known { types: &types, values: &views }).ok()?;
+        let made = operator.infer(&Known { types: &types, values: &views, context: &self.context }).ok()?;
         let bytes = made.iter().try_fold(0usize, |all, ty| all.checked_add(ty.bytes()));
         if made.len() < outputs || !bytes.is_some_and(small) {
             return None;
         }
-        run_one(operator, &views, made, outputs).ok().map(|mut made| {
+        run_one(operator, &views, made, outputs, &self.context).ok().map(|mut made| {
             made.truncate(outputs);
             made
         })

@@ -8,7 +8,7 @@
 use super::{Call, Definition, Known, Made, Operator, Stacked, Types, Unclear, axis, copied, typed};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
-use stepalloc_graph::{Declared, Dim, Graph, Subgraph, Tensors};
+use stepalloc_graph::{Declared, Dim, Graph, RunContext, Subgraph, Tensors};
 use stepalloc_tensor::{Bool, DataType, OpError, Shape, Tensor, Type, View};
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
@@ -80,12 +80,13 @@ impl Body {
         &self,
         own: impl IntoIterator<Item = View<'a>>,
         all: &[Option<View<'a>>],
+        context: &RunContext,
     ) -> Result<Tensors, OpError> {
         let mut views: SmallVec<[_; FEW]> = own.into_iter().map(Some).collect();
         views.extend_from_slice(
             all.get(self.captures.clone()).ok_or_else(|| OpError::arity("it lacks what its graph takes"))?,
         );
-        Ok(self.graph.run(&views)?)
+        Ok(self.graph.run(&views, context)?)
     }
 
     /// Types of what comes out, as far as those of `own` inputs tell them; of a node whose inputs are `all`.
@@ -99,7 +100,7 @@ impl Body {
             }
         }
         // What is wrong with the graph is told when it runs: it may never do so.
-        self.graph.output_types(&types).unwrap_or(unknown)
+        self.graph.output_types(&types, all.context).unwrap_or(unknown)
     }
 
     /// The type that the model says an output has, where open dimensions are 0.
@@ -168,9 +169,9 @@ impl If {
         Ok(Self { branches: [no, yes] })
     }
 
-    fn choose(&self, inputs: &[Option<View<'_>>]) -> Result<Tensors, OpError> {
+    fn choose(&self, inputs: &[Option<View<'_>>], context: &RunContext) -> Result<Tensors, OpError> {
         let condition = inputs.first().copied().flatten().ok_or(OpError::MissingInput(0))?;
-        self.branches[usize::from(truth(&condition)?)].run([], inputs)
+        self.branches[usize::from(truth(&condition)?)].run([], inputs, context)
     }
 }
 
@@ -189,12 +190,16 @@ impl Operator for If {
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
-        let made = self.choose(call.inputs)?;
+        let made = self.choose(call.inputs, call.context)?;
         deliver(call, &made)
     }
 
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, OpError>> {
-        Some(self.choose(inputs))
+    fn run_freely(
+        &self,
+        inputs: &[Option<View<'_>>],
+        context: &RunContext,
+    ) -> Option<Result<Tensors, OpError>> {
+        Some(self.choose(inputs, context))
     }
 }
 
@@ -231,7 +236,7 @@ impl Loop {
         Ok(types)
     }
 
-    fn repeat(&self, inputs: &[Option<View<'_>>]) -> Result<Tensors, OpError> {
+    fn repeat(&self, inputs: &[Option<View<'_>>], context: &RunContext) -> Result<Tensors, OpError> {
         let given = |index: usize| inputs.get(index).copied().flatten();
         let most = match given(0) {
             None => i64::MAX,
@@ -249,10 +254,10 @@ impl Loop {
         let mut states = Tensors::new();
         for index in 0..self.states {
             let state = given(index + 2).ok_or(OpError::MissingInput(index + 2))?;
-            states.push(copied(&state)?);
+            states.push(copied(&state, context)?);
         }
         let scans = self.body.outputs - 1 - self.states;
-        let mut stacks: SmallVec<[Stack; 4]> = (0..scans).map(|_| Stack::default()).collect();
+        let mut stacks: SmallVec<[Stack<'_>; 4]> = (0..scans).map(|_| Stack::new(context)).collect();
         let shapes = [0, 1].map(|index| self.body.shape_of_number(index));
         let mut round = 0i64;
         while round < most && goes_on {
@@ -261,7 +266,7 @@ impl Loop {
                 View { dtype: DataType::I64, shape: &shapes[0], bytes: bytemuck::cast_slice(&number) };
             let condition = View { dtype: DataType::Bool, shape: &shapes[1], bytes: &condition };
             let own = [number, condition].into_iter().chain(states.iter().map(Tensor::view));
-            let mut made = self.body.run(own, inputs)?.into_iter();
+            let mut made = self.body.run(own, inputs, context)?.into_iter();
             goes_on = truth(&made.next().ok_or_else(|| OpError::arity("its graph has no outputs"))?.view())?;
             states.clear();
             states.extend(made.by_ref().take(self.states));
@@ -280,7 +285,7 @@ impl Loop {
                     .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
                     .collect();
                 let known: SmallVec<[_; FEW]> = known.iter().map(Option::as_ref).collect();
-                let made = self.body.infer(&types, &Known { types: &known, values: inputs });
+                let made = self.body.infer(&types, &Known { types: &known, values: inputs, context });
                 made.get(at).cloned().flatten().or_else(|| self.body.declared_output(at))
             };
             states.push(stack.finish(empty)?);
@@ -307,24 +312,31 @@ impl Operator for Loop {
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
-        let made = self.repeat(call.inputs)?;
+        let made = self.repeat(call.inputs, call.context)?;
         deliver(call, &made)
     }
 
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, OpError>> {
-        Some(self.repeat(inputs))
+    fn run_freely(
+        &self,
+        inputs: &[Option<View<'_>>],
+        context: &RunContext,
+    ) -> Option<Result<Tensors, OpError>> {
+        Some(self.repeat(inputs, context))
     }
 }
 
 /// Tensors of one type that become one, of one more dimension.
-#[derive(Default)]
-struct Stack {
+struct Stack<'c> {
     ty: Option<Type>,
     count: usize,
-    stacked: Stacked,
+    stacked: Stacked<'c>,
 }
 
-impl Stack {
+impl<'c> Stack<'c> {
+    fn new(context: &'c RunContext) -> Self {
+        Self { ty: None, count: 0, stacked: Stacked::new(context) }
+    }
+
     fn push(&mut self, element: &View<'_>) -> Result<(), OpError> {
         let ty = Type { dtype: element.dtype, shape: element.shape.into() };
         if let Some(first) = self.ty.as_ref().filter(|first| **first != ty) {
@@ -407,7 +419,10 @@ mod tests {
                 .with("else_branch", graph("Sub", 0, 2, [0, 1], &[2]));
             let operator = trial.operator().expect("it is right");
             trial.inputs.extend(values.map(Some));
-            let made = operator.run_freely(&trial.views()).expect("it runs freely").expect("it runs");
+            let made = operator
+                .run_freely(&trial.views(), &RunContext::new())
+                .expect("it runs freely")
+                .expect("it runs");
             assert_eq!(floats(&made[0]), [wanted]);
         }
     }

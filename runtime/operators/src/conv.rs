@@ -13,7 +13,6 @@ use stepalloc_kernels::conv::{Done, Sizes, Way, convolve, finish, plainly, scrat
 use stepalloc_kernels::gemm::prepacked::{Layout, Packed};
 use stepalloc_kernels::no;
 use stepalloc_tensor::{DataType, OpError, Type, by_float};
-use stepalloc_threads as threads;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     match node.op {
@@ -114,10 +113,10 @@ impl Conv {
     }
 }
 
-/// Cores that share the work: none has less than a filter.
-fn cores(sizes: &Sizes) -> usize {
+/// Those of so many cores that share the work: none has less than a filter.
+fn cores(sizes: &Sizes, threads: usize) -> usize {
     let filters = sizes.batch * sizes.group * sizes.to;
-    if sizes.is_small() { 1 } else { threads::for_runs().min(filters).max(1) }
+    if sizes.is_small() { 1 } else { threads.min(filters).max(1) }
 }
 
 impl Operator for Conv {
@@ -145,14 +144,14 @@ impl Operator for Conv {
         let (Some(x), Some(w)) = (inputs.opt(0), inputs.opt(1)) else { return 0 };
         let Ok(sizes) = self.filters.sizes(&x.shape, &w.shape) else { return 0 };
         if let Some(way) = Way::new(&sizes).filter(|_| x.dtype == DataType::F32) {
-            return cores(&sizes) * way.scratch(&sizes) * size_of::<f32>();
+            return cores(&sizes, inputs.context.threads()) * way.scratch(&sizes) * size_of::<f32>();
         }
         by_float!(x.dtype, T => scratch::<T>(&sizes), 0)
     }
 
     fn packed_scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
         let Some((sizes, across)) = self.across(inputs) else { return 0 };
-        cores(&sizes) * across.scratch(&sizes) * size_of::<f32>()
+        cores(&sizes, inputs.context.threads()) * across.scratch(&sizes) * size_of::<f32>()
     }
 
     fn packs(&self, inputs: &Known<'_>) -> Option<PackSpec> {

@@ -49,6 +49,7 @@ impl Operator for FusedGemm {
             in_place: None,
             prepacked: call.prepacked,
             blocks: call.blocks,
+            context: call.context,
         })?;
         if let Some(activation) = self.activation {
             activation.apply(out.elements::<f32>());

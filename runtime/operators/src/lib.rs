@@ -2,6 +2,7 @@
 //!
 //! [`registry`] has them all. What they compute with is in `stepalloc-kernels`.
 
+use stepalloc_graph::RunContext;
 use stepalloc_graph::operator::{
     Call, Definition, INTERNAL, Known, Made, Operator, Registry, Reuse, Types, Unclear, ints, typed,
 };
@@ -147,34 +148,34 @@ fn microsoft(node: &Definition<'_>) -> Made {
     }
 }
 
-/// A tensor in memory of the run around, in which is anything.
-fn fresh(ty: Type) -> Result<Tensor, OpError> {
-    Ok(stepalloc_graph::fresh(ty)?)
-}
-
-/// The same elements in memory of the run around.
-fn copied(view: &View<'_>) -> Result<Tensor, OpError> {
-    let mut tensor = fresh(Type { dtype: view.dtype, shape: view.shape.into() })?;
+/// The same elements in memory of the run.
+fn copied(view: &View<'_>, context: &RunContext) -> Result<Tensor, OpError> {
+    let mut tensor = context.tensor(Type { dtype: view.dtype, shape: view.shape.into() })?;
     tensor.view_mut().bytes.copy_from_slice(view.bytes);
     Ok(tensor)
 }
 
-/// Bytes behind one another, in memory of the run around that grows by doubling.
-#[derive(Default)]
-struct Stacked {
+/// Bytes behind one another, in memory of the run that grows by doubling.
+struct Stacked<'c> {
+    context: &'c RunContext,
     memory: Option<Tensor>,
     length: usize,
 }
 
-impl Stacked {
+impl<'c> Stacked<'c> {
     /// Bytes that there is room for at first.
     const FIRST: usize = 1024;
+
+    fn new(context: &'c RunContext) -> Self {
+        Self { context, memory: None, length: 0 }
+    }
 
     fn push(&mut self, bytes: &[u8]) -> Result<(), OpError> {
         let end = self.length + bytes.len();
         let room = self.memory.as_ref().map_or(0, |memory| memory.ty().bytes());
         if end > room {
-            let mut larger = fresh(typed(DataType::U8, [end.max(2 * room).max(Self::FIRST)])?)?;
+            let larger = typed(DataType::U8, [end.max(2 * room).max(Self::FIRST)])?;
+            let mut larger = self.context.tensor(larger)?;
             if let Some(memory) = &self.memory {
                 larger.view_mut().bytes[..self.length].copy_from_slice(&memory.view().bytes[..self.length]);
             }
@@ -193,7 +194,7 @@ impl Stacked {
             Some(memory) => {
                 memory.retyped(ty).ok_or_else(|| OpError::internal("less was stacked than is wanted"))
             }
-            None => fresh(ty),
+            None => Ok(self.context.tensor(ty)?),
         }
     }
 }

@@ -130,7 +130,7 @@ impl Operator for MatMulNBits {
 
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
         inputs.opt(0).map_or(0, |a| {
-            let product = scratch(self.rows(&a.shape), self.cols, self.depth);
+            let product = scratch(self.rows(&a.shape), self.cols, self.depth, inputs.context.threads());
             widened_bytes::<f32>(a.dtype, a.elements()) + product
         })
     }

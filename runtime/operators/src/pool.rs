@@ -103,7 +103,7 @@ impl Operator for Pool {
                 let planes = input.shape[..2].iter().product::<usize>();
                 let is_small =
                     planes.saturating_mul(window.output()).saturating_mul(window.kernel()) < PARALLEL;
-                let cores = if is_small { 1 } else { threads::for_runs().min(planes).max(1) };
+                let cores = if is_small { 1 } else { inputs.context.threads().min(planes).max(1) };
                 (self.divisors(&window) + cores * depthwise.scratch()) * 4
             }),
             // Planes of others are folded in f32.

@@ -83,13 +83,15 @@ fn widen(from: View<'_>, scale: View<'_>, zero: View<'_>, to: &mut [f32]) {
 impl Operator for Quantized {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let own = read(inputs)?;
-        self.layer.infer(&Known { types: &types(inputs, &own), values: &[] })
+        self.layer.infer(&Known { types: &types(inputs, &own), values: &[], context: inputs.context })
     }
 
     fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {
         let Ok(own) = read(inputs) else { return 0 };
         let weights = own.iter().map(|ty| Space::bytes::<f32>(ty.elements()) + Space::bytes::<usize>(3));
-        let layer = self.layer.scratch(&Known { types: &types(inputs, &own), values: &[] }, outputs);
+        let layer = self
+            .layer
+            .scratch(&Known { types: &types(inputs, &own), values: &[], context: inputs.context }, outputs);
         weights.sum::<usize>() + layer
     }
 
@@ -112,6 +114,7 @@ impl Operator for Quantized {
             scratch: space.0,
             in_place: None,
             prepacked: None,
+            context: call.context,
         })
     }
 }

@@ -3,7 +3,7 @@
 //! Before version 9 it runs so for each member of a batch: dimension 0 of every input, and the sequences are along dimension 1.
 
 use super::control::{Body, FEW, axis_of, body, certain, deliver};
-use super::{Call, Definition, Known, Operator, Types, Unclear, copied, fresh, typed};
+use super::{Call, Definition, Known, Operator, RunContext, Types, Unclear, copied, typed};
 use smallvec::SmallVec;
 use stepalloc_graph::Tensors;
 use stepalloc_tensor::{OpError, Tensor, Type, View};
@@ -106,10 +106,16 @@ impl Scan {
     }
 
     /// What an output's elements are if there are none to be seen.
-    fn unseen(&self, own: &[Type], all: &[Option<View<'_>>], at: usize) -> Result<Type, OpError> {
+    fn unseen(
+        &self,
+        own: &[Type],
+        all: &[Option<View<'_>>],
+        at: usize,
+        context: &RunContext,
+    ) -> Result<Type, OpError> {
         let known: SmallVec<[_; FEW]> = all.iter().map(|view| view.as_ref().map(type_of)).collect();
         let known: SmallVec<[_; FEW]> = known.iter().map(Option::as_ref).collect();
-        let made = self.body.infer(own, &Known { types: &known, values: all });
+        let made = self.body.infer(own, &Known { types: &known, values: all, context });
         let declared = || self.body.declared_output(at);
         made.get(at).cloned().flatten().or_else(declared).ok_or_else(|| {
             let what =
@@ -124,6 +130,7 @@ impl Scan {
         given: &[View<'_>],
         length: Option<i64>,
         all: &[Option<View<'_>>],
+        context: &RunContext,
     ) -> Result<Tensors, OpError> {
         let types: Types = given.iter().map(type_of).collect();
         let (own, whole) = self.own_types(&types)?;
@@ -133,8 +140,10 @@ impl Scan {
                 OpError::value(format!("a sequence of {whole} elements is said to have {told}"))
             })?,
         };
-        let mut states = given[..self.states].iter().map(copied).collect::<Result<Tensors, _>>()?;
-        let mut elements = own[self.states..].iter().cloned().map(fresh).collect::<Result<Tensors, _>>()?;
+        let states = given[..self.states].iter().map(|state| copied(state, context));
+        let mut states = states.collect::<Result<Tensors, _>>()?;
+        let elements = own[self.states..].iter().map(|ty| context.tensor(ty.clone()));
+        let mut elements = elements.collect::<Result<Tensors, _>>()?;
         let backwards = |directions: &Option<Vec<i64>>, index: usize| {
             directions.as_ref().and_then(|all| all.get(index)).is_some_and(|&direction| direction != 0)
         };
@@ -151,14 +160,15 @@ impl Scan {
                     to.copy_from_slice(&sequence.bytes[(outer * whole + at) * inner..][..inner]);
                 }
             }
-            let mut out = self.body.run(states.iter().chain(&elements).map(Tensor::view), all)?.into_iter();
+            let own = states.iter().chain(&elements).map(Tensor::view);
+            let mut out = self.body.run(own, all, context)?.into_iter();
             states.clear();
             states.extend(out.by_ref().take(self.states));
             for (index, (element, made)) in out.zip(&mut made).enumerate() {
                 let (ty, axis) = self.sequence(index, element.ty(), whole)?;
                 let sequence = match made {
                     Some(sequence) => sequence,
-                    None => made.insert(zeros(ty.clone())?),
+                    None => made.insert(zeros(ty.clone(), context)?),
                 };
                 if *sequence.ty() != ty {
                     return Err(OpError::shape(format!(
@@ -179,15 +189,15 @@ impl Scan {
             states.push(match made {
                 Some(sequence) => sequence,
                 None => {
-                    let element = self.unseen(&own, all, self.states + index)?;
-                    zeros(self.sequence(index, &element, whole)?.0)?
+                    let element = self.unseen(&own, all, self.states + index, context)?;
+                    zeros(self.sequence(index, &element, whole)?.0, context)?
                 }
             });
         }
         Ok(states)
     }
 
-    fn scan<'a>(&self, inputs: &[Option<View<'a>>]) -> Result<Tensors, OpError> {
+    fn scan<'a>(&self, inputs: &[Option<View<'a>>], context: &RunContext) -> Result<Tensors, OpError> {
         let first = usize::from(self.batched);
         let own = inputs
             .get(first..first + self.states + self.scans)
@@ -197,7 +207,7 @@ impl Scan {
             .map(|(at, view)| view.ok_or(OpError::MissingInput(first + at)))
             .collect::<Result<_, _>>()?;
         if !self.batched {
-            return self.walk(&own, None, inputs);
+            return self.walk(&own, None, inputs, context);
         }
         let (members, size) = self.members(own.iter().map(type_of).collect())?;
         let lengths = match inputs[0] {
@@ -217,11 +227,12 @@ impl Scan {
                 bytes: &view.bytes[ty.bytes() * member..][..ty.bytes()],
             };
             let given: SmallVec<[_; FEW]> = own.iter().zip(&members).map(part).collect();
-            let made = self.walk(&given, lengths.as_ref().map(|lengths| lengths[member]), inputs)?;
+            let length = lengths.as_ref().map(|lengths| lengths[member]);
+            let made = self.walk(&given, length, inputs, context)?;
             for (index, tensor) in made.iter().enumerate() {
                 let (ty, bytes) = (tensor.ty(), tensor.view().bytes);
                 if batch.len() == index {
-                    batch.push(zeros(batch_of(ty, size)?)?);
+                    batch.push(zeros(batch_of(ty, size)?, context)?);
                 }
                 if batch[index].ty().shape[1..] != ty.shape[..] {
                     return Err(OpError::shape(format!(
@@ -234,11 +245,12 @@ impl Scan {
         if size == 0 {
             let (types, whole) = self.own_types(&members)?;
             for ty in &types[..self.states] {
-                batch.push(zeros(batch_of(ty, 0)?)?);
+                batch.push(zeros(batch_of(ty, 0)?, context)?);
             }
             for index in 0..self.body.outputs - self.states {
-                let element = self.unseen(&types, inputs, self.states + index)?;
-                batch.push(zeros(batch_of(&self.sequence(index, &element, whole)?.0, 0)?)?);
+                let element = self.unseen(&types, inputs, self.states + index, context)?;
+                let sequence = self.sequence(index, &element, whole)?.0;
+                batch.push(zeros(batch_of(&sequence, 0)?, context)?);
             }
         }
         Ok(batch)
@@ -252,9 +264,9 @@ fn batch_of(ty: &Type, size: usize) -> Result<Type, OpError> {
     typed(ty.dtype, shape)
 }
 
-/// A tensor of zeros in memory of the run around.
-fn zeros(ty: Type) -> Result<Tensor, OpError> {
-    let mut tensor = fresh(ty)?;
+/// A tensor of zeros in memory of the run.
+fn zeros(ty: Type, context: &RunContext) -> Result<Tensor, OpError> {
+    let mut tensor = context.tensor(ty)?;
     tensor.view_mut().bytes.fill(0);
     Ok(tensor)
 }
@@ -294,11 +306,15 @@ impl Operator for Scan {
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
-        let made = self.scan(call.inputs)?;
+        let made = self.scan(call.inputs, call.context)?;
         deliver(call, &made)
     }
 
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, OpError>> {
-        Some(self.scan(inputs))
+    fn run_freely(
+        &self,
+        inputs: &[Option<View<'_>>],
+        context: &RunContext,
+    ) -> Option<Result<Tensors, OpError>> {
+        Some(self.scan(inputs, context))
     }
 }

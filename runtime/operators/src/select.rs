@@ -2,7 +2,7 @@
 //! better ones.
 
 use super::fills::single;
-use super::{Call, Definition, Known, Made, Operator, Stacked, Types, Unclear, axis, fresh, typed};
+use super::{Call, Definition, Known, Made, Operator, RunContext, Stacked, Types, Unclear, axis, typed};
 use smallvec::smallvec;
 use std::cmp::Ordering;
 use stepalloc_graph::Tensors;
@@ -425,12 +425,16 @@ impl Operator for NonMaxSuppression {
     }
 
     // Telling the type takes all the work, which is not done twice where boxes are not known before.
-    fn run_freely(&self, inputs: &[Option<View<'_>>]) -> Option<Result<Tensors, OpError>> {
+    fn run_freely(
+        &self,
+        inputs: &[Option<View<'_>>],
+        context: &RunContext,
+    ) -> Option<Result<Tensors, OpError>> {
         let views = std::array::from_fn(|index| inputs.get(index).copied().flatten());
         Some(Boxes::new(views).and_then(|of| {
-            let mut memory = fresh(typed(DataType::U8, [Room::bytes(of.count)])?)?;
+            let mut memory = context.tensor(typed(DataType::U8, [Room::bytes(of.count)])?)?;
             let room = &mut Room::new(memory.view_mut().bytes, of.count)?;
-            let (mut all, mut count, mut done) = (Stacked::default(), 0, Ok(()));
+            let (mut all, mut count, mut done) = (Stacked::new(context), 0, Ok(()));
             self.suppress(&of, room, &mut |found| {
                 count += 1;
                 if done.is_ok() {

@@ -1,7 +1,7 @@
 //! Runs single operators with memory of their own, for tests.
 
 use super::{Call, Definition, Known, Operator, Reuse, Unclear, make};
-use stepalloc_graph::{Attribute, Attributes};
+use stepalloc_graph::{Attribute, Attributes, RunContext};
 use stepalloc_tensor::{Element, OpError, Tensor, Type, View};
 
 /// A node with all inputs known.
@@ -97,16 +97,16 @@ impl<'a> Trial<'a> {
 
     /// The outputs, of which the first one is written over an input if one is named; the operator must allow that.
     pub(super) fn run_over(&self, over: Option<usize>) -> Result<Vec<Tensor>, OpError> {
-        let operator = self.operator()?;
+        let (operator, context) = (self.operator()?, RunContext::new());
         let mut views = self.views();
         let types: Vec<_> = self.inputs.iter().map(|input| input.as_ref().map(Tensor::ty)).collect();
-        let known = Known { types: &types, values: &views };
+        let known = Known { types: &types, values: &views, context: &context };
         let types = match operator.infer(&known) {
             Ok(types) => types,
             Err(Unclear::Wrong(error)) => return Err(error),
             Err(Unclear::Needs(index)) => {
                 let missing = || Err(OpError::MissingInput(index));
-                let made = operator.run_freely(&views).unwrap_or_else(missing)?;
+                let made = operator.run_freely(&views, &context).unwrap_or_else(missing)?;
                 return Ok(made.into_vec());
             }
         };
@@ -144,6 +144,7 @@ impl<'a> Trial<'a> {
             scratch: bytemuck::cast_slice_mut(&mut scratch),
             in_place,
             prepacked: None,
+            context: &context,
         })?;
         Ok(tensors)
     }

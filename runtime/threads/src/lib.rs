@@ -8,7 +8,6 @@
 use bytemuck::Pod;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::cell::Cell;
 use std::sync::{Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 
@@ -75,30 +74,6 @@ impl Threads {
 /// Cores that share work.
 pub fn count() -> usize {
     rayon::current_num_threads().max(1)
-}
-
-thread_local! {
-    static FOR_RUNS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Cores that will share the work of a run that is planned now: what scratch memory is for.
-pub fn for_runs() -> usize {
-    match FOR_RUNS.get() {
-        0 => count(),
-        count => count,
-    }
-}
-
-/// Plans for runs on so many cores, at least one.
-pub fn planning<R>(count: usize, body: impl FnOnce() -> R) -> R {
-    struct Before(usize);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            FOR_RUNS.set(self.0);
-        }
-    }
-    let _before = Before(FOR_RUNS.replace(count));
-    body()
 }
 
 /// Calls `work` for every number below `count`, on all cores; a core takes `least` of them at a time, or more.

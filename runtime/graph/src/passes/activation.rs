@@ -41,7 +41,7 @@ fn sum_at(editor: &mut Editor, at: usize) -> Option<()> {
     node.inputs.resize(3, None);
     node.inputs.push(Some(other));
     node.outputs = vec![Some(output)];
-    let node = fused(node).remade(&editor.registry)?;
+    let node = fused(node).remade(&editor.tools.registry)?;
     editor.remove(place);
     editor.put(at, node);
     Some(())
@@ -107,7 +107,7 @@ fn fuse(editor: &mut Editor, at: usize, told: fn(&Editor, &Node) -> Option<Told>
         node.attributes.0.insert("activation_params".into(), Attribute::Floats(parameters));
     }
     node.outputs = vec![Some(output)];
-    let node = node.remade(&editor.registry)?;
+    let node = node.remade(&editor.tools.registry)?;
     editor.remove(place);
     editor.put(at, node);
     Some(())

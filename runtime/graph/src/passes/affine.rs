@@ -96,7 +96,7 @@ impl Convolution {
             node.inputs.push(Some(bias));
         }
         node.outputs = outputs;
-        let node = node.remade(&editor.registry)?;
+        let node = node.remade(&editor.tools.registry)?;
         let old = editor.remove(self.at)?;
         editor.put(place, node);
         old.inputs.iter().skip(1).flatten().for_each(|&id| editor.forget(id));

@@ -10,8 +10,9 @@
 use super::dynamic;
 use super::edit::Editor;
 use super::product::bounds;
+use crate::context::RunContext;
 use crate::graph::{Attribute, Node, ValueId};
-use crate::operator::INTERNAL;
+use crate::operator::{INTERNAL, Known};
 use crate::run::run_one;
 use std::sync::Arc;
 use stepalloc_tensor::{DataType, Tensor, Type, View, mapped, quads};
@@ -270,18 +271,18 @@ pub(super) fn known(editor: &Editor, id: ValueId, op: &str) -> Option<Arc<Tensor
         node.inputs.iter().map(|id| id.and_then(|id| editor.constant(id)).map(|tensor| tensor.view()));
     let inputs: Vec<_> = inputs.collect();
     (inputs.iter().flatten().count() == node.inputs.iter().flatten().count()).then_some(())?;
-    compute(node, &inputs).map(Arc::new)
+    compute(node, &inputs, &editor.tools.context).map(Arc::new)
 }
 
 /// What a node makes.
-fn compute(node: &Node, inputs: &[Option<View<'_>>]) -> Option<Tensor> {
+fn compute(node: &Node, inputs: &[Option<View<'_>>], context: &RunContext) -> Option<Tensor> {
     let types: Vec<_> = inputs
         .iter()
         .map(|view| view.map(|view| Type { dtype: view.dtype, shape: view.shape.into() }))
         .collect();
     let types: Vec<_> = types.iter().map(Option::as_ref).collect();
-    let made = node.operator.infer(&crate::operator::Known { types: &types, values: inputs }).ok()?;
-    run_one(&*node.operator, inputs, made, 1).ok()?.into_iter().next()
+    let made = node.operator.infer(&Known { types: &types, values: inputs, context }).ok()?;
+    run_one(&*node.operator, inputs, made, 1, context).ok()?.into_iter().next()
 }
 
 pub(super) fn run(editor: &mut Editor) -> usize {
@@ -349,7 +350,7 @@ fn moved(editor: &mut Editor, at: usize, place: usize, (_, y, to): (ValueId, Val
         *input = Some(from);
     }
     node.outputs = vec![Some(y)];
-    let node = node.remade(&editor.registry)?;
+    let node = node.remade(&editor.tools.registry)?;
     editor.remove(place);
     editor.put(at, node);
     Some(())
@@ -436,7 +437,7 @@ fn table(editor: &mut Editor, at: usize, (x, y, to): (ValueId, ValueId, Scaled))
             |id: &Option<ValueId>| id.and_then(|id| editor.constant(id)).map(|constant| constant.view());
         let mut inputs: Vec<_> = node.inputs.iter().map(constant).collect();
         inputs[index] = Some(made.view());
-        made = compute(node, &inputs)?;
+        made = compute(node, &inputs, &editor.tools.context)?;
         (made.ty().elements() == 256).then_some(())?;
     }
     let made = made.reshaped([256])?;

@@ -53,7 +53,8 @@ fn compute(editor: &Editor, node: &Node) -> Option<Vec<Arc<Tensor>>> {
     let small = known
         .clone()
         .map(|known| known.filter(|known| known.ty().bytes() <= GROWING).map(|known| known.view()));
-    let made = operator.infer(&Known { types: &types, values: &small.collect::<Vec<_>>() }).ok()?;
+    let (small, context) = (small.collect::<Vec<_>>(), &editor.tools.context);
+    let made = operator.infer(&Known { types: &types, values: &small, context }).ok()?;
     let bytes = |made: &[Type]| made.iter().map(Type::bytes).fold(0usize, usize::saturating_add);
     let given: usize = constants.iter().flatten().flatten().map(|known| known.ty().bytes()).sum();
     let limit =
@@ -70,6 +71,6 @@ fn compute(editor: &Editor, node: &Node) -> Option<Vec<Arc<Tensor>>> {
             None => ty.map(|ty| View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] }),
         })
         .collect();
-    let made = run_one(&**operator, &views, made, node.outputs.len()).ok()?;
+    let made = run_one(&**operator, &views, made, node.outputs.len(), context).ok()?;
     Some(made.into_iter().map(Arc::new).collect())
 }

@@ -4,11 +4,21 @@
 //! numbers and what they are, so that types found once hold throughout.
 
 use super::facts::Facts;
+use crate::context::RunContext;
 use crate::graph::{Attribute, Attributes, Graph, Node, Value, ValueId};
 use crate::operator::{Call, Definition, Known, Operator, Registry, Unclear};
 use std::collections::HashSet;
 use std::sync::Arc;
 use stepalloc_tensor::{OpError, Tensor};
+
+/// What passes over all graphs of a model work with.
+#[derive(Clone)]
+pub(crate) struct Tools {
+    /// Where operators are found.
+    pub registry: Registry,
+    /// What nodes have that are computed.
+    pub context: RunContext,
+}
 
 /// A graph that is being changed.
 pub(crate) struct Editor {
@@ -22,8 +32,8 @@ pub(crate) struct Editor {
     graph: Graph,
     /// What is known of values' types.
     pub facts: Facts,
-    /// Where operators are found.
-    pub registry: Registry,
+    /// Operators, and what they run with.
+    pub tools: Tools,
     /// The version of ai.onnx.
     pub opset: i64,
     /// What constant folding may make a node's outputs, in bytes.
@@ -41,7 +51,7 @@ impl Editor {
     pub(crate) fn new(
         mut graph: Graph,
         facts: Facts,
-        registry: Registry,
+        tools: Tools,
         opset: i64,
         fold_limit: usize,
         is_inner: bool,
@@ -57,7 +67,7 @@ impl Editor {
             names,
             graph,
             facts,
-            registry,
+            tools,
             opset,
             fold_limit,
             is_inner,
@@ -200,7 +210,7 @@ impl Editor {
             outputs: outputs.to_vec(),
             operator: Arc::new(Nothing),
         }
-        .remade(&self.registry)
+        .remade(&self.tools.registry)
     }
 
     /// Puts the other value in the place of one that a node makes, for everybody; `false` where that cannot be, as both have a name
@@ -261,11 +271,11 @@ impl Editor {
             nodes: self.nodes.iter().flatten().cloned().collect(),
             ..self.graph.clone()
         };
-        let Some(graph) = change(&graph, &self.registry) else { return false };
+        let Some(graph) = change(&graph, &self.tools.registry) else { return false };
         let mut facts = std::mem::take(&mut self.facts);
         facts.extend(&graph);
-        let registry = self.registry.clone();
-        *self = Self::new(graph, facts, registry, self.opset, self.fold_limit, self.is_inner);
+        let tools = self.tools.clone();
+        *self = Self::new(graph, facts, tools, self.opset, self.fold_limit, self.is_inner);
         true
     }
 

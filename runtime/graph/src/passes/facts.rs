@@ -5,11 +5,12 @@
 //! bound (`Slice` up to 10 of 64 and of 96); passes that ask for a size have a reason of their own why it must be that one. Numbers that a
 //! model does not take (a height that it reshapes to 1) give nothing. A type is exact where no open size had a part in it.
 
+use crate::context::RunContext;
 use crate::graph::{Dim, Graph, Node, ValueId};
 use crate::operator::Known;
 use crate::run::run_one;
 use std::sync::Arc;
-use stepalloc_tensor::{DataType, Tensor, Type};
+use stepalloc_tensor::{DataType, Tensor, Type, View};
 
 /// Open sizes are taken to be these: multiples of what networks halve images by. The third time each is another one, so that those that
 /// only happen to be equal are seen.
@@ -36,7 +37,12 @@ pub(crate) struct Facts(Vec<Fact>);
 impl Facts {
     /// Of a graph, and of what it takes from outside. A graph within a node is given what it is given: of its inputs only the element
     /// types that it declares are taken for certain.
-    pub(crate) fn new(graph: &Graph, outside: &[(ValueId, &Facts)], is_inner: bool) -> Self {
+    pub(crate) fn new(
+        graph: &Graph,
+        outside: &[(ValueId, &Facts)],
+        is_inner: bool,
+        context: &RunContext,
+    ) -> Self {
         let mut facts = vec![Fact::default(); graph.values.len()];
         for (fact, value) in facts.iter_mut().zip(&graph.values) {
             fact.dtype = value.declared.as_ref().map(|declared| declared.dtype);
@@ -55,7 +61,7 @@ impl Facts {
                 attempt.types[id] = fact.tried[number].clone();
                 attempt.exact[id] = fact.exact;
             }
-            graph.nodes.iter().for_each(|node| attempt.learn(node));
+            graph.nodes.iter().for_each(|node| attempt.learn(node, context));
             for ((fact, ty), exact) in facts.iter_mut().zip(attempt.types).zip(attempt.exact) {
                 fact.tried[number] = ty;
                 if number == 0 {
@@ -171,7 +177,7 @@ impl Attempt {
         attempt
     }
 
-    fn learn(&mut self, node: &Node) {
+    fn learn(&mut self, node: &Node, context: &RunContext) {
         if let (Some(tensor), [Some(id), ..]) = (node.operator.constant(), &node.outputs[..]) {
             self.types[*id] = Some(tensor.ty().clone());
             self.known[*id] = Some(tensor);
@@ -189,23 +195,23 @@ impl Attempt {
         // Large ones tell no shapes, and would be read from the file.
         let known = |id: usize| self.known[id].as_ref().filter(|known| known.ty().bytes() <= MOST_BYTES);
         let views: Vec<_> = ids().map(|id| Some(known(id?)?.view())).collect();
-        let Ok(made) = node.operator.infer(&Known { types: &types, values: &views }) else { return };
+        let known = Known { types: &types, values: &views, context };
+        let Ok(made) = node.operator.infer(&known) else { return };
         let all_known = ids().zip(&views).all(|(id, view)| id.is_none() || view.is_some());
         let small = made.iter().map(Type::bytes).sum::<usize>() <= MOST_BYTES;
+        let run = |views: &[Option<View<'_>>]| {
+            let made = run_one(&*node.operator, views, made.clone(), node.outputs.len(), context);
+            made.unwrap_or_default()
+        };
         let mut outputs = Vec::new();
         if small && node.operator.is_pure() && made.len() >= node.outputs.len() {
             if all_known {
-                outputs =
-                    run_one(&*node.operator, &views, made.clone(), node.outputs.len()).unwrap_or_default();
+                outputs = run(&views);
             } else if node.operator.looks_at_types_only() {
-                let views: Vec<_> = types
+                let views = types
                     .iter()
-                    .map(|ty| {
-                        ty.map(|ty| stepalloc_tensor::View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] })
-                    })
-                    .collect();
-                outputs =
-                    run_one(&*node.operator, &views, made.clone(), node.outputs.len()).unwrap_or_default();
+                    .map(|ty| ty.map(|ty| View { dtype: ty.dtype, shape: &ty.shape, bytes: &[] }));
+                outputs = run(&views.collect::<Vec<_>>());
             }
         }
         let known = outputs.into_iter().map(|tensor| Some(Arc::new(tensor))).chain(std::iter::repeat(None));

@@ -95,7 +95,7 @@ fn matmul_add_at(editor: &mut Editor, at: usize) -> Option<()> {
 }
 
 fn put(editor: &mut Editor, old: usize, place: usize, node: Node) -> Option<()> {
-    let node = node.remade(&editor.registry)?;
+    let node = node.remade(&editor.tools.registry)?;
     editor.remove(old);
     editor.put(place, node);
     Some(())

@@ -2,6 +2,7 @@
 //!
 //! Weights take twice as much memory as in the file, and nothing is rounded to halves in between. Inputs and outputs stay what they are.
 
+use super::edit::Tools;
 use super::facts::Facts;
 use crate::graph::{Attribute, Attributes, Declared, Graph, Node, Value, ValueId};
 use crate::operator::Registry;
@@ -22,11 +23,11 @@ fn tells_half(attribute: &Attribute) -> bool {
 }
 
 /// The graph with f32 in the place of halves; `None` where there are none, or it is not known of each value whether it is.
-pub(super) fn widen(graph: &Graph, registry: &Registry) -> Option<Graph> {
+pub(super) fn widen(graph: &Graph, tools: &Tools) -> Option<Graph> {
     if !has_some(graph) {
         return None;
     }
-    let facts = Facts::new(graph, &[], false);
+    let facts = Facts::new(graph, &[], false, &tools.context);
     let is_there = |&id: &ValueId| graph.values[id].constant.is_some();
     if graph.nodes.iter().any(|node| node.graphs().next().is_some()) || graph.inputs.iter().any(is_there) {
         return None;
@@ -64,7 +65,7 @@ pub(super) fn widen(graph: &Graph, registry: &Registry) -> Option<Graph> {
             outputs: vec![Some(to)],
             operator: Arc::new(super::edit::Nothing),
         };
-        node.remade(registry)
+        node.remade(&tools.registry)
     };
     for &id in graph.inputs.iter().filter(|id| is_wide[**id]) {
         widened.nodes.push(cast(id, within(id), DataType::F32)?);
@@ -73,7 +74,7 @@ pub(super) fn widen(graph: &Graph, registry: &Registry) -> Option<Graph> {
         let mut node = node.clone();
         let ids = node.inputs.iter_mut().chain(&mut node.outputs).flatten();
         ids.for_each(|id| *id = within(*id));
-        widened.nodes.push(widen_node(node, registry)?);
+        widened.nodes.push(widen_node(node, &tools.registry)?);
     }
     for &id in graph.outputs.iter().filter(|id| is_wide[**id] && !graph.inputs.contains(id)) {
         widened.nodes.push(cast(within(id), id, facts.dtype(id)?)?);

@@ -26,11 +26,11 @@ mod taps;
 mod unused;
 mod views;
 
+use crate::context::RunContext;
 use crate::error::Error;
 use crate::graph::{Attribute, Graph, Node, ValueId};
 use crate::model::Model;
-use crate::operator::Registry;
-use edit::Editor;
+use edit::{Editor, Tools};
 use facts::Facts;
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -234,14 +234,23 @@ pub struct Changes {
 impl Model {
     /// The model with fewer nodes, computing the same but for rounding, and what was done to it. Weights that passes made lie in memory, not
     /// in the file, and are shared by all sessions of the model that is returned.
-    pub fn optimize(mut self, optimization: &Optimization) -> (Self, Changes) {
+    pub fn optimize(self, optimization: &Optimization) -> (Self, Changes) {
+        self.optimize_with(optimization, RunContext::new())
+    }
+
+    /// The same; nodes that are computed have what runs of a session have.
+    pub(crate) fn optimize_with(
+        mut self,
+        optimization: &Optimization,
+        context: RunContext,
+    ) -> (Self, Changes) {
         let nodes_before = count(&self.graph);
-        let mut done = Done::new(self.registry.clone());
+        let mut done = Done::new(Tools { registry: self.registry.clone(), context });
         if optimization.level > Level::Disable {
             // Weights that passes replace go at once, if nobody else has the model.
             let mut graph = Arc::unwrap_or_clone(std::mem::take(&mut self.graph));
             if optimization.has_named(HALVES)
-                && let Some(widened) = halves::widen(&graph, &self.registry)
+                && let Some(widened) = halves::widen(&graph, &done.tools)
             {
                 graph = widened;
                 *done.counts.entry(HALVES).or_default() += 1;
@@ -251,7 +260,7 @@ impl Model {
             if optimization.level > Level::Basic {
                 if let Some(raised) = optimization
                     .has_named(RAISE)
-                    .then(|| opset::raise(&graph, self.opset(), &self.registry))
+                    .then(|| opset::raise(&graph, self.opset(), &done.tools))
                     .flatten()
                 {
                     graph = raised;
@@ -279,15 +288,15 @@ impl Model {
 
 /// What passes did so far.
 struct Done {
-    registry: Registry,
+    tools: Tools,
     counts: HashMap<&'static str, usize>,
     /// Weights that passes made, by type and a hash of their elements: graphs within nodes may have come to the same ones.
     made: HashMap<(Type, u64), Arc<Tensor>>,
 }
 
 impl Done {
-    fn new(registry: Registry) -> Self {
-        Self { registry, counts: HashMap::new(), made: HashMap::new() }
+    fn new(tools: Tools) -> Self {
+        Self { tools, counts: HashMap::new(), made: HashMap::new() }
     }
 
     /// Weights that were made before are taken for those of this graph that are the same.
@@ -319,9 +328,9 @@ fn optimize(
     is_inner: bool,
     done: &mut Done,
 ) -> Graph {
-    let facts = Facts::new(&graph, outside, is_inner);
-    let mut editor =
-        Editor::new(graph, facts, done.registry.clone(), opset, optimization.fold_limit, is_inner);
+    let facts = Facts::new(&graph, outside, is_inner, &done.tools.context);
+    let (tools, limit) = (done.tools.clone(), optimization.fold_limit);
+    let mut editor = Editor::new(graph, facts, tools, opset, limit, is_inner);
     let passes: Vec<_> = PASSES.iter().filter(|pass| optimization.has(pass)).collect();
     for _ in 0..ROUNDS {
         let mut changed = 0;
@@ -394,7 +403,7 @@ fn optimize_within(
         node.attributes.0.insert(name, Attribute::Graph(Arc::new(made)));
     }
     node.captures = kept;
-    node.remade(&editor.registry)
+    node.remade(&editor.tools.registry)
 }
 
 /// The graph without values that nobody has or needs: weights that passes replaced stay in memory no longer.

@@ -2,11 +2,10 @@
 //!
 //! Of versions 11 and up; those before have other rules for more operators. What was told by an attribute and is by an input now gets one.
 
-use super::edit::Editor;
+use super::edit::{Editor, Tools};
 use super::facts::Facts;
 use super::{layer_norm, product};
 use crate::graph::{Attribute, Graph, Node, Value, ValueId};
-use crate::operator::Registry;
 use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -99,25 +98,25 @@ const SAME: &[&str] = &[
 ];
 
 /// The graph in the raised version; `None` where nothing is gained or something would be lost.
-pub(super) fn raise(graph: &Graph, from: i64, registry: &Registry) -> Option<Graph> {
-    ((FIRST..RAISED).contains(&from) && gains(graph, from, registry, false))
-        .then(|| raised(graph, registry, false))?
+pub(super) fn raise(graph: &Graph, from: i64, tools: &Tools) -> Option<Graph> {
+    ((FIRST..RAISED).contains(&from) && gains(graph, from, tools, false))
+        .then(|| raised(graph, tools, false))?
 }
 
 /// Whether there is something in it that a newer operator does.
-fn gains(graph: &Graph, from: i64, registry: &Registry, is_inner: bool) -> bool {
-    let editor =
-        Editor::new(graph.clone(), Facts::new(graph, &[], is_inner), registry.clone(), from, 0, is_inner);
+fn gains(graph: &Graph, from: i64, tools: &Tools, is_inner: bool) -> bool {
+    let facts = Facts::new(graph, &[], is_inner, &tools.context);
+    let editor = Editor::new(graph.clone(), facts, tools.clone(), from, 0, is_inner);
     from < 14 && product::has_hard_swish(&editor)
         || layer_norm::has_some(&editor)
-        || graph.nodes.iter().flat_map(Node::graphs).any(|(_, inner)| gains(inner, from, registry, true))
+        || graph.nodes.iter().flat_map(Node::graphs).any(|(_, inner)| gains(inner, from, tools, true))
 }
 
-fn raised(graph: &Graph, registry: &Registry, is_inner: bool) -> Option<Graph> {
+fn raised(graph: &Graph, tools: &Tools, is_inner: bool) -> Option<Graph> {
     let mut made = Graph { nodes: Vec::new(), ..graph.clone() };
     let mut names: HashSet<_> = graph.values.iter().map(|value| value.name.clone()).collect();
     // What nodes make is the same before and afterwards.
-    let facts = LazyCell::new(|| Facts::new(graph, &[], is_inner));
+    let facts = LazyCell::new(|| Facts::new(graph, &[], is_inner, &tools.context));
     for node in &graph.nodes {
         let mut node = node.clone();
         if node.domain.is_empty() {
@@ -128,11 +127,11 @@ fn raised(graph: &Graph, registry: &Registry, is_inner: bool) -> Option<Graph> {
             convert(&mut node, &mut made, &mut names, &|id| facts.rank(id))?;
             node.opset = RAISED;
             let graphs: Vec<_> =
-                node.graphs().map(|(name, inner)| (name.to_owned(), raised(inner, registry, true))).collect();
+                node.graphs().map(|(name, inner)| (name.to_owned(), raised(inner, tools, true))).collect();
             for (name, inner) in graphs {
                 node.attributes.0.insert(name, Attribute::Graph(Arc::new(inner?)));
             }
-            node = node.remade(registry)?;
+            node = node.remade(&tools.registry)?;
         }
         made.nodes.push(node);
     }

@@ -108,7 +108,7 @@ fn trim(editor: &mut Editor, at: usize) -> Option<()> {
     let cut = cut(editor, w, &axes, &trimmed)?;
     let name = format!("{}_met", editor.value(w).name);
     node.inputs[1] = Some(editor.add_constant(&name, cut));
-    let node = node.remade(&editor.registry)?;
+    let node = node.remade(&editor.tools.registry)?;
     editor.put(at, node);
     Some(())
 }

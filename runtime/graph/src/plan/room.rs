@@ -7,6 +7,7 @@
 //! worked out anew ([`Plan::fit`]), for the nodes that depend on what grows and for no others.
 
 use super::{Learned, Place, Plan, evaluate, inputs_of};
+use crate::context::RunContext;
 use crate::graph::{Graph, ValueId};
 use crate::operator::Known;
 use std::collections::HashMap;
@@ -158,7 +159,7 @@ impl Fit {
 
 impl Plan {
     /// What values are for inputs of these types; `None` if the plan does not hold for them, or that cannot be known.
-    pub(crate) fn fit(&self, inputs: &[Option<Type>]) -> Option<Fit> {
+    pub(crate) fn fit(&self, inputs: &[Option<Type>], context: &RunContext) -> Option<Fit> {
         let varying = self.varying.as_ref()?;
         let (types, known) = (vec![None; varying.count], vec![None; varying.count]);
         let mut fit = Fit { types, known, scratch: HashMap::new() };
@@ -166,11 +167,17 @@ impl Plan {
             let slot = varying.slots[id].expect("inputs that grow vary") as usize;
             fit.types[slot].clone_from(&inputs[number]);
         }
-        varying.nodes.iter().try_for_each(|node| self.fit_node(varying, node, &mut fit))?;
+        varying.nodes.iter().try_for_each(|node| self.fit_node(varying, node, &mut fit, context))?;
         Some(fit)
     }
 
-    fn fit_node(&self, varying: &Varying, at: &VaryingNode, fit: &mut Fit) -> Option<()> {
+    fn fit_node(
+        &self,
+        varying: &Varying,
+        at: &VaryingNode,
+        fit: &mut Fit,
+        context: &RunContext,
+    ) -> Option<()> {
         let node = &self.graph.nodes[at.node];
         let ids: Vec<_> = inputs_of(node).collect();
         let slot = |id: ValueId| varying.slots[id].map(|slot| slot as usize);
@@ -182,7 +189,7 @@ impl Plan {
         };
         let types: Vec<_> = ids.iter().map(|id| ty((*id)?)).collect();
         let tensors: Vec<_> = ids.iter().map(|id| known((*id)?)).collect();
-        match evaluate(node, &ids, &types, &tensors).ok()? {
+        match evaluate(node, &ids, &types, &tensors, context).ok()? {
             Learned::Known(tensors) if at.folds => {
                 for (tensor, id) in tensors.into_iter().zip(&node.outputs) {
                     if let Some(slot) = id.and_then(slot) {
@@ -195,12 +202,12 @@ impl Plan {
                 let step = at.step.map(|number| (number, &self.steps[number]));
                 if let Some((number, step)) = step {
                     let views: Vec<_> = tensors.iter().map(|known| super::small(known.as_ref()?)).collect();
-                    let inputs = Known { types: &types, values: &views };
+                    let inputs = Known { types: &types, values: &views, context };
                     let scratch = match step.prepacked {
                         Some(_) => node.operator.packed_scratch(&inputs, &made),
                         None => node.operator.scratch(&inputs, &made),
                     };
-                    let packs = || node.operator.packs(&Known { types: &types, values: &[] });
+                    let packs = || node.operator.packs(&Known { types: &types, values: &[], context });
                     let written_over = step.in_place.map(|input| types[input].map(Type::bytes));
                     let holds = scratch <= step.scratch.1
                         && written_over.is_none_or(|bytes| bytes == made.first().map(Type::bytes))

@@ -57,10 +57,10 @@ fn share(rows: usize, cols: usize, depth: usize) -> usize {
     columns(rows, cols).saturating_mul(depth.saturating_add(rows))
 }
 
-/// Bytes of scratch memory for a product of so many rows, columns, and so deep.
-pub fn scratch(rows: usize, cols: usize, depth: usize) -> usize {
+/// Bytes of scratch memory for a product of so many rows, columns, and so deep, that so many threads share.
+pub fn scratch(rows: usize, cols: usize, depth: usize, threads: usize) -> usize {
     let products = cols.div_ceil(columns(rows, cols).max(1));
-    share(rows, cols, depth).saturating_mul(4 * threads::for_runs().min(products))
+    share(rows, cols, depth).saturating_mul(4 * threads.min(products))
 }
 
 /// Multiplies `a` by it; `store` is told the row, the first column, and the sums from there on.
@@ -220,7 +220,7 @@ mod tests {
                 let b = NBits { bits, block, depth, cols, bytes: &bytes, scales: view(&scales), zeros };
                 let a: Vec<f32> = (0..rows * depth).map(|at| (at * 13 % 17) as f32 / 8.0 - 1.0).collect();
                 let mut out = vec![f32::NAN; rows * cols];
-                let mut space = vec![f32::NAN; scratch(rows, cols, depth) / 4];
+                let mut space = vec![f32::NAN; scratch(rows, cols, depth, 2) / 4];
                 multiply(Matrix::new(&a, rows, depth), &b, &mut space, &mut |row, col, sums| {
                     out[row * cols + col..][..sums.len()].copy_from_slice(sums);
                 })

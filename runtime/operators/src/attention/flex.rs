@@ -4,7 +4,7 @@
 
 use super::{FEW, clear, softmax_precision, types_of};
 use crate::control::{Body, bodies};
-use crate::{Call, Definition, Known, Operator, Types, Unclear, typed, zeroed};
+use crate::{Call, Definition, Known, Operator, RunContext, Types, Unclear, typed, zeroed};
 use smallvec::{SmallVec, smallvec};
 use stepalloc_kernels::gemm::Matrix;
 use stepalloc_kernels::{
@@ -102,7 +102,7 @@ impl FlexAttention {
         }
         let shape = [batch, q_heads, queries, keys];
         let change = |body: &Option<Body>, scores: &mut [W]| match body {
-            Some(body) => changed(body, scores, &shape, precision, call.inputs),
+            Some(body) => changed(body, scores, &shape, precision, call.inputs, call.context),
             None => Ok(()),
         };
         change(&self.score_mod, scores)?;
@@ -128,13 +128,14 @@ fn changed<W: Real>(
     shape: &[usize],
     dtype: DataType,
     inputs: &[Option<View<'_>>],
+    context: &RunContext,
 ) -> Result<(), OpError> {
     let made = if dtype == W::DTYPE {
-        body.run([View { dtype, shape, bytes: bytemuck::cast_slice(scores) }], inputs)?
+        body.run([View { dtype, shape, bytes: bytemuck::cast_slice(scores) }], inputs, context)?
     } else {
         let mut given = zeroed(typed(dtype, shape)?)?;
         narrow(scores, given.view_mut())?;
-        body.run([given.view()], inputs)?
+        body.run([given.view()], inputs, context)?
     };
     let made = made.first().ok_or_else(|| OpError::arity("its graph has no output"))?.view();
     if made.dtype != dtype || made.shape != shape {
@@ -172,7 +173,7 @@ impl Operator for FlexAttention {
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let types = types_of(call.inputs);
         let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
-        let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;
+        let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs, context: call.context }))?;
         match self.is_double(call.dtype(0)?) {
             true => self.compute::<f64>(sizes, call),
             false => self.compute::<f32>(sizes, call),

@@ -185,7 +185,7 @@ impl Operator for LinearAttention {
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let types = types_of(call.inputs);
         let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
-        let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;
+        let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs, context: call.context }))?;
         let Sizes { batch, steps, head, v_head } = sizes;
         let mut space = Space(call.scratch());
         let mut wide = [&[][..]; 6];

@@ -233,14 +233,15 @@ impl Operator for Fused {
         }
         let (y, _) = sizes.outputs();
         let by_heads = if sizes.repacks() { Space::bytes::<f32>(y) } else { 0 };
-        let blocks = sizes.threads() * Space::bytes::<f32>(sizes.block());
+        let blocks = sizes.threads(inputs.context.threads()) * Space::bytes::<f32>(sizes.block());
         all + by_heads + widened_bytes::<f32>(x.dtype, y) + blocks
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let types = types_of(call.inputs);
         let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
-        let shapes = clear(self.shapes(&Known { types: &types, values: call.inputs }))?;
+        let shapes =
+            clear(self.shapes(&Known { types: &types, values: call.inputs, context: call.context }))?;
         let Shapes { sizes, widths, depth, mask } = shapes;
         let Sizes { batch, q_heads: heads, queries, keys, head, v_head, .. } = sizes;
         let mut space = Space(call.scratch());

@@ -343,7 +343,7 @@ impl Operator for Attention {
     fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
         let (Ok(sizes), Ok(q)) = (self.sizes(inputs), inputs.ty(0)) else { return 0 };
         let (rows, _) = sizes.grouped();
-        let (threads, block) = (rows.threads(), rows.block());
+        let (threads, block) = (rows.threads(inputs.context.threads()), rows.block());
         match q.dtype {
             DataType::F64 => self.scratch_of::<f64>(sizes, inputs) + threads * Space::bytes::<f64>(block),
             _ => self.scratch_of::<f32>(sizes, inputs) + threads * Space::bytes::<f32>(block),
@@ -353,7 +353,7 @@ impl Operator for Attention {
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let types = types_of(call.inputs);
         let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
-        let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;
+        let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs, context: call.context }))?;
         if is_double(call.dtype(0)?)? {
             self.compute::<f64>(sizes, call)
         } else {

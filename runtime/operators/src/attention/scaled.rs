@@ -75,7 +75,7 @@ impl ScaledDotProduct {
         let dtype = inputs.opt(0).map_or(W::DTYPE, |q| q.dtype);
         let by_heads = if sizes.repacks() { Space::bytes::<W>(y) } else { 0 };
         let rows = sizes.grouped().0;
-        let blocks = rows.threads() * Space::bytes::<W>(rows.block());
+        let blocks = rows.threads(inputs.context.threads()) * Space::bytes::<W>(rows.block());
         (0..4).map(widened).sum::<usize>() + by_heads + widened_bytes::<W>(dtype, y) + blocks
     }
 
@@ -178,7 +178,7 @@ impl Operator for ScaledDotProduct {
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let types = types_of(call.inputs);
         let types: SmallVec<[_; FEW]> = types.iter().map(Option::as_ref).collect();
-        let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs }))?;
+        let sizes = clear(self.sizes(&Known { types: &types, values: call.inputs, context: call.context }))?;
         if is_double(call.dtype(0)?)? {
             self.compute::<f64>(sizes, call)
         } else {

@@ -8,7 +8,6 @@ use stepalloc_kernels::conv::quantized::{Quantized, scratch};
 use stepalloc_kernels::gemm::dot4::quads;
 use stepalloc_kernels::{no, scales::Rounded};
 use stepalloc_tensor::{DataType, OpError};
-use stepalloc_threads as threads;
 
 /// Inputs:
 ///
@@ -94,7 +93,7 @@ impl Operator for Conv {
         let Ok(sizes) = self.sizes(&x.shape, &w.shape) else { return 0 };
         // No core would have less than a filter.
         let filters = sizes.batch * sizes.group * sizes.to;
-        let cores = if sizes.is_small() { 1 } else { threads::for_runs().min(filters).max(1) };
+        let cores = if sizes.is_small() { 1 } else { inputs.context.threads().min(filters).max(1) };
         cores * scratch(&sizes)
     }
 

@@ -9,7 +9,6 @@ use stepalloc_kernels::gemm::dot4::{WIDTH, panel_bytes};
 use stepalloc_kernels::gemm::quantized::{Out, Products, Right, scratch};
 use stepalloc_kernels::{no, scales::Rounded};
 use stepalloc_tensor::{DataType, OpError};
-use stepalloc_threads as threads;
 
 /// Inputs:
 ///
@@ -129,7 +128,7 @@ impl Operator for MatMul {
             1 => cols.div_ceil(WIDTH),
             rows => rows,
         };
-        let cores = threads::for_runs().min(shares).max(1);
+        let cores = inputs.context.threads().min(shares).max(1);
         made_bytes(a.dtype, a.elements()) + cores * scratch(size, flips, self.packed.is_some())
     }
 
