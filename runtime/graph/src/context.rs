@@ -35,3 +35,16 @@ impl RunContext {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stepalloc_threads::Threads;
+
+    #[test]
+    fn cores_are_those_of_the_run_or_of_who_asks() {
+        let asked = |context: &RunContext| Threads::new(3).run(|| context.threads());
+        assert_eq!(asked(&RunContext { threads: 5, ..RunContext::new() }), 5);
+        assert_eq!(asked(&RunContext::new()), 3);
+    }
+}

@@ -660,8 +660,9 @@ impl Executor {
         }
         let made = (plan, chosen.fit.as_ref());
         // Those of graphs within nodes are values of the run around.
-        let made_in = (&mut outputs.tensors[..], self.model.is_some().then_some(&mut formers));
-        let frame = Frame::new(made, &inputs, arena.memory(), made_in, &mut outputs.appends, context);
+        let Outputs { tensors, appends, .. } = outputs;
+        let outputs = (&mut tensors[..], self.model.is_some().then_some(&mut formers));
+        let frame = Frame::new(made, &inputs, arena.memory(), outputs, appends, context);
         frame.run(options)
     }
 }

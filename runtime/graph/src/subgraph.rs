@@ -40,3 +40,21 @@ impl Subgraph {
         self.0.run(inputs, &mut options, context)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Arenas;
+    use crate::watch::Cancel;
+
+    #[test]
+    fn it_takes_arenas_of_the_run_around_and_ends_with_that() {
+        let graph = Subgraph::new(Arc::default(), &Registry::new(|_| None));
+        let (arenas, cancel) = (Arenas::new(), Cancel::new());
+        let context = RunContext { arenas: arenas.clone(), cancel: Some(cancel.clone()), threads: 0 };
+        assert!(graph.run(&[], &context).expect("nothing is wrong with nothing").is_empty());
+        assert_eq!(arenas.statistics().num_allocs, 1);
+        cancel.cancel();
+        assert!(matches!(graph.run(&[], &context), Err(Error::Cancelled)));
+    }
+}
