@@ -183,12 +183,69 @@ impl Fold for Largest {
 #[inline(always)]
 fn every_second<I: Isa>(isa: I, x: I::F32) -> I::F32 {
     let ops = isa.f32();
+    if has_pairs(isa) {
+        return apart(isa, x, ops.zero()).0;
+    }
     let (mut all, mut taken) = ([0.0; WIDEST], [0.0; WIDEST]);
     ops.store(x, &mut all);
     for (to, pair) in taken.iter_mut().zip(all.chunks_exact(2)).take(ops.len() / 2) {
         *to = pair[0];
     }
     ops.load(&taken)
+}
+
+/// Whether two vectors are taken [`apart`] in registers.
+#[inline(always)]
+fn has_pairs<I: Isa>(isa: I) -> bool {
+    cfg!(target_arch = "x86_64") && isa.f32().len() == LANES
+}
+
+/// Elements of a vector of AVX-512.
+const LANES: usize = 16;
+
+/// Of two vectors, the elements of even and of odd numbers, where the machine [has pairs](has_pairs).
+#[inline(always)]
+fn apart<I: Isa>(isa: I, one: I::F32, other: I::F32) -> (I::F32, I::F32) {
+    let ops = isa.f32();
+    let mut halves = [[0.0; LANES]; 2];
+    ops.store(one, &mut halves[0]);
+    ops.store(other, &mut halves[1]);
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: only vectors of AVX-512 have as many elements on x86-64.
+    unsafe {
+        apart_avx512(&mut halves);
+    }
+    (ops.load(&halves[0]), ops.load(&halves[1]))
+}
+
+/// [`apart`] in registers: what is stored before and loaded afterwards never gets to memory.
+///
+/// # Safety
+/// The machine must have AVX-512F.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn apart_avx512([one, other]: &mut [[f32; LANES]; 2]) {
+    use std::arch::x86_64::*;
+    let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    // SAFETY: both have as many elements.
+    unsafe {
+        let (a, b) = (_mm512_loadu_ps(one.as_ptr()), _mm512_loadu_ps(other.as_ptr()));
+        _mm512_storeu_ps(one.as_mut_ptr(), _mm512_permutex2var_ps(a, even, b));
+        _mm512_storeu_ps(other.as_mut_ptr(), _mm512_permutex2var_ps(a, odd, b));
+    }
+}
+
+/// Where a column of the window meets a row of the input.
+#[derive(Clone, Copy)]
+struct Met<I: Isa> {
+    /// From the row's begin.
+    at: isize,
+    /// Which elements of a vector from there on are within the row.
+    mask: I::M32,
+    /// And of the next vector.
+    behind: I::M32,
 }
 
 /// One channel.
@@ -278,43 +335,157 @@ impl Depthwise {
         let span = ops.len() / right.stride;
         let numbers: [f32; WIDEST] = std::array::from_fn(|number| number as f32);
         let numbers = ops.load(&numbers);
-        for column in (0..right.output).step_by(span) {
-            // How far from its row's begin each column of the window meets the input, and which elements of a vector are within it.
-            let mut taps = [(0, ops.first_n_mask(0)); K];
+        let is_square = down.kernel == K && down.dilation == 1;
+        // Two columns of the window that are next to each other are the two phases of the same vectors.
+        let has_pairs =
+            has_pairs(isa) && is_square && [down.stride, right.stride, right.dilation] == [2, 2, 1];
+        let mut weights = [[ops.zero(); K]; K];
+        for (number, weight) in weights.as_flattened_mut().iter_mut().enumerate() {
+            *weight = ops.splat(if is_square { fold.weight(number) } else { 0.0 });
+        }
+        let mut column = 0;
+        while column < right.output {
+            let is_wide = has_pairs && right.output - column > span;
+            let none = ops.first_n_mask(0);
+            let mut taps = [Met { at: 0, mask: none, behind: none }; K];
             for (number, tap) in taps.iter_mut().enumerate() {
                 let at = (column * right.stride + number * right.dilation) as isize - right.begin as isize;
-                let bounds = [-at, right.input as isize - at].map(|at| at.clamp(-1, WIDEST as isize) as f32);
-                let (begin, end) = (ops.splat(bounds[0]), ops.splat(bounds[1]));
-                *tap = (at, isa.m32().and(ops.ge(numbers, begin), ops.lt(numbers, end)));
+                let within = |at: isize| {
+                    let bounds = [-at, right.input as isize - at];
+                    let [begin, end] = bounds.map(|at| ops.splat(at.clamp(-1, WIDEST as isize) as f32));
+                    isa.m32().and(ops.ge(numbers, begin), ops.lt(numbers, end))
+                };
+                *tap = Met { at, mask: within(at), behind: none };
+                if is_wide {
+                    tap.behind = within(at + ops.len() as isize);
+                }
             }
+            let taps = (x, &taps);
+            let span = if is_wide { ops.len() } else { span };
             let first = First::new(isa, span.min(right.output - column));
             for top in (0..down.output).step_by(VECTORS) {
                 let rows = VECTORS.min(down.output - top);
                 let mut sums = [ops.splat(fold.start()); VECTORS];
-                for number in 0..down.kernel {
-                    let mut weights = [ops.zero(); K];
-                    for (tap, weight) in weights.iter_mut().enumerate() {
-                        *weight = ops.splat(fold.weight(number * K + tap));
+                match (is_square, down.stride) {
+                    (true, 1) => self.sweep::<I, F, K, 1, false>(isa, taps, &weights, top, &mut sums),
+                    (true, 2) if is_wide => {
+                        self.sweep::<I, F, K, 2, true>(isa, taps, &weights, top, &mut sums)
                     }
-                    for (row, sum) in sums.iter_mut().enumerate() {
-                        let at = (top + row) * down.stride + number * down.dilation;
-                        let Some(at) = at.checked_sub(down.begin).filter(|&at| at < down.input) else {
-                            continue;
-                        };
-                        let met = &x[at * right.input..][..right.input];
-                        for ((at, mask), weight) in taps.into_iter().zip(weights) {
-                            // SAFETY: the mask is set only for elements that are within the row.
-                            let mut x = unsafe { ops.load_ptr_mask(met.as_ptr().wrapping_offset(at), mask) };
-                            if F::PADDING != 0.0 {
-                                x = ops.select(x, ops.splat(F::PADDING), mask);
-                            }
-                            *sum = F::take(isa, *sum, x, weight);
-                        }
-                    }
+                    (true, 2) => self.sweep::<I, F, K, 2, false>(isa, taps, &weights, top, &mut sums),
+                    _ => self.by_rows::<I, F, K>(isa, taps, fold, top, &mut sums),
                 }
                 for (row, sum) in sums.into_iter().enumerate().take(rows) {
-                    let sum = if right.stride == 1 { sum } else { every_second(isa, sum) };
+                    let sum = if right.stride == 1 || is_wide { sum } else { every_second(isa, sum) };
                     finish.store(isa, sum, out, (top + row) * right.output + column, first);
+                }
+            }
+            column += span;
+        }
+    }
+
+    /// Elements of a row of the input that each column of the window meets; `PAIRS` at every second place, of two vectors.
+    #[inline(always)]
+    fn met<I: Isa, F: Fold, const K: usize, const PAIRS: bool>(
+        &self,
+        isa: I,
+        (x, taps): (&[f32], &[Met<I>; K]),
+        row: usize,
+    ) -> [I::F32; K] {
+        let ops = isa.f32();
+        let x = &x[row * self.horizontal.input..][..self.horizontal.input];
+        let mut met = [ops.zero(); K];
+        let mut number = 0;
+        while number < K {
+            let Met { at, mask, behind } = taps[number];
+            let begin = x.as_ptr().wrapping_offset(at);
+            // SAFETY: the mask is set only for elements that are within the row.
+            let mut x = unsafe { ops.load_ptr_mask(begin, mask) };
+            if F::PADDING != 0.0 {
+                x = ops.select(x, ops.splat(F::PADDING), mask);
+            }
+            if PAIRS {
+                // SAFETY: as above.
+                let mut next = unsafe { ops.load_ptr_mask(begin.wrapping_add(ops.len()), behind) };
+                if F::PADDING != 0.0 {
+                    next = ops.select(next, ops.splat(F::PADDING), behind);
+                }
+                let (even, odd) = apart(isa, x, next);
+                met[number] = even;
+                if number + 1 < K {
+                    met[number + 1] = odd;
+                }
+                number += 2;
+            } else {
+                met[number] = x;
+                number += 1;
+            }
+        }
+        met
+    }
+
+    /// Folds windows of some rows of the output, each row of the window by itself.
+    #[inline(always)]
+    fn by_rows<I: Isa, F: Fold, const K: usize>(
+        &self,
+        isa: I,
+        from: (&[f32], &[Met<I>; K]),
+        fold: F,
+        top: usize,
+        sums: &mut [I::F32; VECTORS],
+    ) {
+        let (ops, down) = (isa.f32(), &self.vertical);
+        for number in 0..down.kernel {
+            let mut weights = [ops.zero(); K];
+            for (tap, weight) in weights.iter_mut().enumerate() {
+                *weight = ops.splat(fold.weight(number * K + tap));
+            }
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let at = (top + row) * down.stride + number * down.dilation;
+                let Some(at) = at.checked_sub(down.begin).filter(|&at| at < down.input) else {
+                    continue;
+                };
+                for (x, weight) in self.met::<I, F, K, false>(isa, from, at).into_iter().zip(weights) {
+                    *sum = F::take(isa, *sum, x, weight);
+                }
+            }
+        }
+    }
+
+    /// The same of windows of `K` rows, `S` from each other: a row of the input is loaded once for all rows of the output that meet it.
+    #[inline(always)]
+    fn sweep<I: Isa, F: Fold, const K: usize, const S: usize, const PAIRS: bool>(
+        &self,
+        isa: I,
+        from: (&[f32], &[Met<I>; K]),
+        weights: &[[I::F32; K]; K],
+        top: usize,
+        sums: &mut [I::F32; VECTORS],
+    ) {
+        // The compiler knows each number, and so which sums it is for.
+        macro_rules! rows {
+            ($($number:literal)*) => { $(self.row_of::<I, F, K, S, PAIRS, $number>(isa, from, weights, top, sums);)* };
+        }
+        rows!(0 1 2 3 4 5 6 7 8 9 10);
+    }
+
+    /// Row `N` of those that some rows of the output meet.
+    #[inline(always)]
+    fn row_of<I: Isa, F: Fold, const K: usize, const S: usize, const PAIRS: bool, const N: usize>(
+        &self,
+        isa: I,
+        from: (&[f32], &[Met<I>; K]),
+        weights: &[[I::F32; K]; K],
+        top: usize,
+        sums: &mut [I::F32; VECTORS],
+    ) {
+        const { assert!((VECTORS - 1) * S + K <= 11, "there is a number for each row") };
+        let at = (top * S + N).checked_sub(self.vertical.begin);
+        let Some(at) = at.filter(|&at| N < (VECTORS - 1) * S + K && at < self.vertical.input) else { return };
+        let met = self.met::<I, F, K, PAIRS>(isa, from, at);
+        for (row, sum) in sums.iter_mut().enumerate() {
+            if N >= row * S && N < row * S + K {
+                for (&x, &weight) in met.iter().zip(&weights[N - row * S]) {
+                    *sum = F::take(isa, *sum, x, weight);
                 }
             }
         }
