@@ -8,6 +8,7 @@
 //! - [`Model::optimize`] makes a model of fewer nodes from it, and [`Model::save`] writes it.
 //! - [`Session`] plans the memory of a run for each set of input types: one arena, in which values lie that are not alive at
 //!   the same time, views lie where their sources lie, and outputs are written over inputs that nobody needs any more.
+//! - [`operator`] is for nodes of operators that the runtime has not: the program brings them.
 //! - [`Batches`] finds the largest batch that fits into a limit, without running any.
 //! - [`QuantizeDynamic`] writes a model whose weights have 8 bits.
 //!
@@ -28,18 +29,19 @@ mod batch;
 pub mod conformance;
 mod light;
 mod model;
+pub mod operator;
 
 pub use batch::{BatchInput, Batches, LargestBatch};
 pub use light::Light;
 pub use model::Model;
 pub use stepalloc_graph::{
-    ArenaExtendStrategy, Arenas, Binding, Cancel, Changes, Declared, Dim, Error, Figures, Graph, Level,
-    Needs, Node, NodeProfile, Optimization, Options, PASSES, Pass, PlannedBlock, PlannedRun, PlannedStep,
-    PlannedValue, Profile, RunOptions, Session, Statistics, UnknownOperators, Value, ValueId,
+    ArenaExtendStrategy, Arenas, Binding, Cancel, Changes, CustomOperators, Declared, Dim, Error, Figures,
+    Graph, Level, Needs, Node, NodeProfile, Optimization, Options, PASSES, Pass, PlannedBlock, PlannedRun,
+    PlannedStep, PlannedValue, Profile, RunOptions, Session, Statistics, UnknownOperators, Value, ValueId,
 };
 pub use stepalloc_onnx::read_tensor;
 pub use stepalloc_quantize::{Left, QuantizeDynamic, Quantized, WeightType};
 pub use stepalloc_tensor::shared::Owner;
 pub use stepalloc_tensor::{
-    ALIGNMENT, Bool, DataType, Element, Number, OpError, Tensor, Type, View, ViewMut, bf16, f16,
+    ALIGNMENT, Bool, DataType, Element, Number, OpError, Shape, Tensor, Type, View, ViewMut, bf16, f16,
 };

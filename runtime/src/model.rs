@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Weak};
-use stepalloc_graph::{self as graph, Changes, Error, Graph, Header, Optimization};
+use stepalloc_graph::{self as graph, Changes, CustomOperators, Error, Graph, Header, Optimization};
 use stepalloc_onnx::Folder;
 use stepalloc_tensor::mapped;
 
@@ -67,14 +67,24 @@ impl Model {
     /// its weights in the file of the same name and .bin. Opened again while its graph is in use, and if it names no other file, it is
     /// the same model: its sessions share all that sessions share.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::open_with(path, &CustomOperators::new())
+    }
+
+    /// The same, with operators of the caller's own for nodes that the runtime has none for. Opened with any of them, a file is another
+    /// model each time: sessions that are to share what they can are made of one [`Model`], or of its clones.
+    pub fn open_with(path: impl AsRef<Path>, operators: &CustomOperators) -> Result<Self, Error> {
         let path = path.as_ref();
         let bytes = mapped::open(path).map_err(|source| Error::File { path: path.into(), source })?;
-        if let Some(model) = mapped::note::<Opened>(&bytes).and_then(|opened| opened.model()) {
+        // Nobody can tell whether two sets of operators compute the same.
+        let is_noted = operators.is_empty();
+        if let Some(opened) = mapped::note::<Opened>(&bytes).filter(|_| is_noted)
+            && let Some(model) = opened.model()
+        {
             return Ok(model);
         }
         let mut folder = Folder::new(path.parent().map(Path::to_owned));
         let is_ir = stepalloc_openvino::is_ir(path, &bytes);
-        let registry = stepalloc_operators::registry();
+        let registry = stepalloc_operators::registry().with_custom(operators);
         let made = if is_ir {
             stepalloc_openvino::open(path, &bytes, &registry)
         } else {
@@ -94,7 +104,7 @@ impl Model {
         });
         mapped::settle(&bytes);
         // Other files may be new ones next time.
-        if let (Ok(model), true) = (&read, folder.is_unused() && !is_ir) {
+        if let (Ok(model), true) = (&read, folder.is_unused() && !is_ir && is_noted) {
             mapped::leave_note(&bytes, Arc::new(Opened::new(model)));
         }
         read
@@ -102,7 +112,13 @@ impl Model {
 
     /// Reads an ONNX model from memory. Its weights must be in it.
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<Self, Error> {
-        stepalloc_onnx::read(bytes.into(), &mut Folder::default(), &stepalloc_operators::registry()).map(Self)
+        Self::from_bytes_with(bytes, &CustomOperators::new())
+    }
+
+    /// The same, with operators of the caller's own for nodes that the runtime has none for.
+    pub fn from_bytes_with(bytes: impl Into<Bytes>, operators: &CustomOperators) -> Result<Self, Error> {
+        let registry = stepalloc_operators::registry().with_custom(operators);
+        stepalloc_onnx::read(bytes.into(), &mut Folder::default(), &registry).map(Self)
     }
 
     /// The model with fewer nodes, computing the same but for rounding, and what was done to it. Weights that passes made lie in memory, not

@@ -7,7 +7,7 @@
 //! | module | what it has |
 //! |---|---|
 //! | [`graph`], [`model`] | values and nodes; a graph with what its file says of it |
-//! | [`operator`], [`prepacked`] | what an operator is to a graph, and where it is found; constant inputs in an order of its own |
+//! | [`operator`], [`custom`], [`prepacked`] | what an operator is to a graph, and where it is found; a program's own ones; constant inputs in an order of its own |
 //! | [`plan`], `order` | types and places of all values for inputs of some types; orders of nodes |
 //! | [`arena`], `pool`, `outputs`, `run` | memory of runs; a plan that is run |
 //! | [`context`] | what nodes have of the run around them |
@@ -21,6 +21,7 @@
 pub mod arena;
 pub mod binding;
 pub mod context;
+pub mod custom;
 pub mod error;
 pub mod graph;
 mod inline;
@@ -42,6 +43,7 @@ pub mod watch;
 pub use arena::{ArenaExtendStrategy, Arenas, Statistics};
 pub use binding::Binding;
 pub use context::RunContext;
+pub use custom::CustomOperators;
 pub use error::{Error, UnknownOperators};
 pub use graph::{Attribute, Attributes, Declared, Dim, Graph, Node, Value, ValueId};
 pub use model::{Header, Model};

@@ -5,6 +5,7 @@
 //! scratch memory are given to it in a [`Call`].
 
 use crate::context::RunContext;
+use crate::custom::CustomOperators;
 use crate::graph::Attributes;
 use crate::prepacked::{PackSpec, Prepacked};
 use crate::run::Tensors;
@@ -39,17 +40,31 @@ pub type Made = Option<Result<Box<dyn Operator>, OpError>>;
 
 /// Where operators are found by what nodes say.
 #[derive(Clone)]
-pub struct Registry(Arc<dyn Fn(&Definition<'_>) -> Made + Send + Sync>);
+pub struct Registry {
+    make: Arc<dyn Fn(&Definition<'_>) -> Made + Send + Sync>,
+    custom: CustomOperators,
+}
 
 impl Registry {
     /// Operators that are made by a function.
     pub fn new(make: impl Fn(&Definition<'_>) -> Made + Send + Sync + 'static) -> Self {
-        Self(Arc::new(make))
+        Self { make: Arc::new(make), custom: CustomOperators::default() }
+    }
+
+    /// The same with custom operators.
+    #[must_use]
+    pub fn with_custom(self, custom: &CustomOperators) -> Self {
+        Self { custom: custom.clone(), ..self }
     }
 
     /// The operator of a node.
     pub fn make(&self, node: &Definition<'_>) -> Made {
-        (self.0)(node)
+        self.custom.make(node, || (self.make)(node))
+    }
+
+    /// Whether an operator of this domain and name is a custom one.
+    pub fn is_custom(&self, domain: &str, op: &str) -> bool {
+        self.custom.contains(domain, op)
     }
 }
 

@@ -284,6 +284,7 @@ impl<'a> Reader<'a> {
                 )
             });
         }
+        let is_custom = self.registry.is_custom(&domain, &op);
         // By the attribute's name: an operator that has two graphs knows whose captures come first.
         let (mut attributes, mut captures) = (Attributes::default(), BTreeMap::new());
         for mut attribute in proto.attribute {
@@ -297,8 +298,14 @@ impl<'a> Reader<'a> {
                         other => other,
                     },
                 )?;
-            if let Some(made) = made {
-                attributes.0.insert(key, made);
+            match made {
+                Some(made) => drop(attributes.0.insert(key, made)),
+                // The runtime's own operators have none of these.
+                None if is_custom => {
+                    let what = "lists of tensors or graphs, sparse tensors and types are not supported";
+                    return Err(wrong(OpError::unsupported(format!("attribute {key}: {what}"))));
+                }
+                None => {}
             }
         }
         let mut outputs = Vec::new();
@@ -320,7 +327,7 @@ impl<'a> Reader<'a> {
         let changed =
             |(since, ops): &(i64, &str)| version < *since && ops.split(' ').any(|other| other == op);
         let is_older = domain.is_empty() && CHANGED.iter().any(changed);
-        let made = if is_older { None } else { self.registry.make(&definition) };
+        let made = if is_older && !is_custom { None } else { self.registry.make(&definition) };
         let Some(operator) = made.transpose().map_err(wrong)? else {
             self.unknown.advice = self.unknown.advice.or(advice(&domain, &op));
             self.unknown.add((&domain, &op, version), &name);

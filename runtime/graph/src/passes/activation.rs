@@ -10,9 +10,14 @@ fn convolution(editor: &Editor, id: ValueId, user: usize) -> Option<(usize, Node
     let at = editor.maker(id).filter(|_| editor.only_user(id) == Some(user))?;
     let node = editor.node(at)?;
     let plain = node.op_type == "Conv" && node.domain.is_empty();
-    let summed = node.op_type == "FusedConv" && !node.attributes.0.contains_key("activation");
+    let summed = is_fused(node) && !node.attributes.0.contains_key("activation");
     let is_f32 = editor.facts.dtype(node.input(1)?) == Some(DataType::F32);
     ((plain || summed) && is_f32 && node.output() == Some(id)).then(|| (at, node.clone()))
+}
+
+/// Whether a node is ONNX Runtime's convolution with an activation.
+pub(super) fn is_fused(node: &Node) -> bool {
+    node.op_type == "FusedConv" && node.domain == "com.microsoft"
 }
 
 fn fused(node: Node) -> Node {

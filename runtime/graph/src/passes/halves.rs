@@ -41,6 +41,12 @@ pub(super) fn widen(graph: &Graph, tools: &Tools) -> Option<Graph> {
     if !is_wide.contains(&true) || graph.outputs.iter().any(|id| is_wide[*id] && is_there(id)) {
         return None;
     }
+    // Custom operators need not know f32.
+    let is_custom = |node: &Node| tools.registry.is_custom(&node.domain, &node.op_type);
+    let takes_halves = |node: &Node| node.inputs.iter().chain(&node.outputs).flatten().any(|id| is_wide[*id]);
+    if graph.nodes.iter().any(|node| is_custom(node) && takes_halves(node)) {
+        return None;
+    }
     let mut widened = Graph { nodes: Vec::new(), ..graph.clone() };
     let mut names = vec![None; graph.values.len()];
     // What is a half outside keeps its number there, and has another within.
@@ -74,7 +80,7 @@ pub(super) fn widen(graph: &Graph, tools: &Tools) -> Option<Graph> {
         let mut node = node.clone();
         let ids = node.inputs.iter_mut().chain(&mut node.outputs).flatten();
         ids.for_each(|id| *id = within(*id));
-        widened.nodes.push(widen_node(node, &tools.registry)?);
+        widened.nodes.push(if is_custom(&node) { node } else { widen_node(node, &tools.registry)? });
     }
     for &id in graph.outputs.iter().filter(|id| is_wide[**id] && !graph.inputs.contains(id)) {
         widened.nodes.push(cast(within(id), id, facts.dtype(id)?)?);

@@ -3,6 +3,7 @@
 //! A window that is dilated as far as its input is wide meets it with its middle alone: of 3 x 3 weights at a distance of 24, over a plane of
 //! 14 x 14, one. What is left is a smaller window with less padding. Sizes of the planes must be known.
 
+use super::activation::is_fused;
 use super::edit::Editor;
 use crate::graph::{Attribute, ValueId};
 use stepalloc_tensor::{DataType, Tensor};
@@ -59,9 +60,8 @@ impl Axis {
 }
 
 fn trim(editor: &mut Editor, at: usize) -> Option<()> {
-    let node = editor
-        .node(at)
-        .filter(|node| node.op_type == "Conv" && node.domain.is_empty() || node.op_type == "FusedConv")?;
+    let node =
+        editor.node(at).filter(|node| node.op_type == "Conv" && node.domain.is_empty() || is_fused(node))?;
     let (x, w) = (node.input(0)?, node.input(1)?);
     let sizes: Vec<usize> = editor.facts.sizes(x)?.into_iter().skip(2).collect::<Option<_>>()?;
     let weights = editor.constant(w)?.ty().clone();

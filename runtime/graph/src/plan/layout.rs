@@ -97,8 +97,14 @@ impl Drafting<'_> {
             let mut in_place = None;
             let first = node.outputs.first().copied().flatten();
             let mut reuse = if self.sharing.in_place { node.operator.reuse() } else { Reuse::No };
-            // A view is not run: what else the node makes would be missing.
-            if reuse == Reuse::View && node.outputs.iter().skip(1).any(Option::is_some) {
+            // A view is not run: what else the node makes would be missing. It has just the bytes of what it is a view of: where an
+            // operator says so of more, it would have those behind.
+            let size = |id: Option<ValueId>| {
+                let ty = self.types[id?].as_ref()?;
+                Some((ty.dtype.bytes(), ty.bytes()))
+            };
+            let is_as_large = size(first) == size(node.inputs.first().copied().flatten());
+            if reuse == Reuse::View && (!is_as_large || node.outputs.iter().skip(1).any(Option::is_some)) {
                 reuse = Reuse::No;
             }
             if let (Some(made), Reuse::View, Some(Some(source))) = (first, reuse, node.inputs.first()) {
