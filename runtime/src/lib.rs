@@ -12,6 +12,9 @@
 //! - [`Batches`] finds the largest batch that fits into a limit, without running any.
 //! - [`QuantizeDynamic`] writes a model whose weights have 8 bits.
 //!
+//! With the feature `ndarray`, arrays of that crate become tensors and views by `try_into`, and these become arrays: without copies where
+//! the layout allows it (`stepalloc_tensor::arrays` says when).
+//!
 //! ```no_run
 //! use stepalloc_runtime::{Error, Model, Options, Session, Tensor};
 //!

@@ -6,7 +6,7 @@
 //!
 //! | module | what it has |
 //! |---|---|
-//! | [`graph`], [`model`] | values and nodes; a graph with what its file says of it |
+//! | [`graph`], [`model`], `declared` | values and nodes; a graph with what its file says of it; inputs and outputs |
 //! | [`operator`], [`custom`], [`prepacked`] | what an operator is to a graph, and where it is found; a program's own ones; constant inputs in an order of its own |
 //! | [`plan`], `order` | types and places of all values for inputs of some types; orders of nodes |
 //! | [`arena`], `pool`, `outputs`, `run` | memory of runs; a plan that is run |
@@ -22,6 +22,7 @@ pub mod arena;
 pub mod binding;
 pub mod context;
 pub mod custom;
+mod declared;
 pub mod error;
 pub mod graph;
 mod inline;

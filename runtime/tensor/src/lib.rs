@@ -6,6 +6,7 @@
 //! | [`tensor`] | [`Tensor`], [`View`] and [`ViewMut`]: a shape, and where its elements are |
 //! | [`shape`] | sizes of dimensions |
 //! | [`shared`] | memory that a tensor has together with somebody else |
+//! | `arrays` | arrays of the crate ndarray, with the feature of that name |
 //! | [`error`] | what can be wrong with a node, by kind |
 //! | [`growing`] | tensors that grow along an axis where they are |
 //! | [`quads`] | bytes of matrices as products of bytes take them |
@@ -14,6 +15,8 @@
 //!
 //! Kernels, graphs and file formats are built on this crate; it knows nothing of them.
 
+#[cfg(feature = "ndarray")]
+pub mod arrays;
 pub mod element;
 pub mod error;
 pub mod growing;

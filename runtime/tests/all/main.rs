@@ -4,6 +4,7 @@
 //! Its allocator counts what each thread takes, for tests that say how much that may be.
 
 mod allocations;
+mod arrays;
 mod custom;
 mod errors;
 mod growing;
