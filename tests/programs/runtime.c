@@ -77,6 +77,7 @@ static void null_is_an_error_and_never_more(void) {
   FAILS(stepalloc_session_plan(NULL, NULL, NULL, 0, &text), ARGUMENT, "session is null");
   uint64_t bytes = 7;
   FAILS(stepalloc_session_predict(NULL, NULL, NULL, 0, &bytes), ARGUMENT, "session is null");
+  FAILS(stepalloc_session_warm_up(NULL, NULL, NULL, 0), ARGUMENT, "session is null");
   FAILS(stepalloc_session_find_batch(NULL, NULL, NULL, 0, 0, &text), ARGUMENT, "session is null");
   FAILS(stepalloc_session_profile(NULL, NULL, NULL, 0, 1, &text), ARGUMENT, "session is null");
   StepallocBinding *binding = NULL;
@@ -317,8 +318,18 @@ static void reports_are_told(const StepallocSession *session) {
   FAILS(stepalloc_session_find_batch(session, NULL, NULL, 0, 1, &text), STEPALLOC_CODE_MEMORY, "a batch of 1 takes more");
   const char *const z[1] = {"z"};
   FAILS(stepalloc_session_plan(session, z, &x, 1, &text), ARGUMENT, "there is no input z; inputs are x");
+  // A run of what is expected finds its plan and its arena.
+  OK(stepalloc_session_warm_up(session, X, &x, 1));
+  OK(stepalloc_session_warm_up(session, X, &there, 1));
+  FAILS(stepalloc_session_warm_up(session, z, &x, 1), ARGUMENT, "there is no input z; inputs are x");
+  OK(stepalloc_session_statistics(session, &text));
+  const long long plans = number(text, "plans_made"), extensions = number(text, "num_arena_extensions");
+  stepalloc_text_release(text);
   OK(stepalloc_session_profile(session, X, &there, 1, 2, &text));
   CHECK(strstr(text, "\"ms\":") != NULL);
+  stepalloc_text_release(text);
+  OK(stepalloc_session_statistics(session, &text));
+  CHECK(number(text, "plans_made") == plans && number(text, "num_arena_extensions") == extensions);
   stepalloc_text_release(text);
   OK(stepalloc_session_metadata(session, &text));
   CHECK(number(text, "nodes") == 2);

@@ -364,6 +364,16 @@ def reports():
     assert session.statistics()["total_allocated"] > 0
     session.release_memory()
     assert session.statistics()["total_allocated"] == 0
+    # What is expected is planned, and its arena there, before the first run.
+    ready = lambda: [session.statistics()[count] for count in ("plans_made", "num_arena_extensions")]
+    session.warm_up({"input": (48, 8)})
+    session.warm_up({"input": (24, 8)})
+    before = ready()
+    assert session.statistics()["total_allocated"] == session.plan({"input": (48, 8)})["arena_bytes"]
+    for batch in (24, 48):
+        session.run(None, {"input": numbers(batch, 8)})
+    assert ready() == before, (before, ready())
+    fails(ort.InvalidArgument, "there is no input z; inputs are input", session.warm_up, {"z": (1, 8)})
     fails(ort.InvalidArgument, "there is no input z; inputs are input", session.plan, {"z": (1, 8)})
     fails(ort.InvalidArgument, "input input is float32[3, 9]; the model takes float32[batch, 8]", session.predict, {"input": (3, 9)})
 

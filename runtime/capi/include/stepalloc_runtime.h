@@ -328,6 +328,18 @@ StepallocStatus *stepalloc_session_predict(const StepallocSession *session,
                                            size_t count,
                                            uint64_t *bytes);
 
+// Gets the session ready for inputs of these types, so that a first run on such neither plans nor takes an arena, nor faults pages of the
+// arena in: the plan is made, constant inputs are packed, and the arena is taken and touched. Inputs as for `stepalloc_session_plan`; those of
+// few integers that decide sizes (shapes, numbers of rounds) need their `data`. To be called for each set of types that is expected, the
+// largest one first: so the arena is taken once. No more sets than plans are kept (the option `plans`).
+//
+// # Safety
+// As for `stepalloc_session_plan`.
+StepallocStatus *stepalloc_session_warm_up(const StepallocSession *session,
+                                           const char *const *input_names,
+                                           const StepallocTensor *inputs,
+                                           size_t count);
+
 // The largest batch whose run counts at most `max_mem` bytes, told by plans: batch, bytes, next_bytes (what one more would take; null
 // where there is none: next_error says why), shapes (an object: those of the inputs). The batch is the first dimension of the first input
 // that is open, and dimensions of that name; inputs with `data` stay as they are.

@@ -94,7 +94,8 @@ impl From<OpError> for Unclear {
 pub enum Reuse {
     /// No.
     No,
-    /// Output 0 is input 0, byte for byte, in another shape at most.
+    /// Output 0 is input 0, byte for byte, in another shape at most. The operator does not run then, unless it must: where the output has not as
+    /// many bytes in elements as wide, or has to lie elsewhere, it is run, and copies.
     View,
     /// Output 0 may be written over one of these inputs if it has as many bytes: every element is read before it is written.
     InPlace(&'static [usize]),
@@ -127,6 +128,11 @@ pub trait Operator: Send + Sync {
     /// [`Call::prepacked`] then, and no elements of the input.
     fn packs(&self, _inputs: &Known<'_>) -> Option<PackSpec> {
         None
+    }
+
+    /// Packs that input, if no run has done so: for [`Session::warm_up`](crate::Session::warm_up).
+    fn prepack(&self, _prepacked: &Prepacked) -> Result<(), OpError> {
+        Ok(())
     }
 
     /// Whether it can take an input of this type in blocks, one for each member of the batch or each head: the call has it as

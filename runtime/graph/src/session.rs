@@ -1,5 +1,7 @@
 //! A model that is ready to run: plans by the types of the inputs, and memory for them.
 
+mod warm_up;
+
 use crate::arena::{Arenas, Charge, Statistics, Taking};
 use crate::binding::Binding;
 use crate::context::RunContext;
@@ -633,6 +635,12 @@ impl Executor {
         Error::Memory { bytes, why }
     }
 
+    /// How it takes arenas.
+    fn taking(&self) -> Taking {
+        let Options { extend, huge_pages, keep_arenas: keep, .. } = self.options;
+        Taking { extend, huge_pages, keep }
+    }
+
     /// Runs a plan in an arena; what was made beside it is returned, by the number of the output.
     fn run_frame<'a>(
         &self,
@@ -643,12 +651,7 @@ impl Executor {
         context: &RunContext,
     ) -> Result<Formers, Error> {
         let plan = &*chosen.plan;
-        let taking = Taking {
-            extend: self.options.extend,
-            huge_pages: self.options.huge_pages,
-            keep: self.options.keep_arenas,
-        };
-        let arena = context.arenas.arena(plan.figures.arena_bytes as usize, taking);
+        let arena = context.arenas.arena(plan.figures.arena_bytes as usize, self.taking());
         let mut arena = arena.map_err(|error| self.explained(error, chosen, inputs, context))?;
         // Views of a shorter life.
         let inputs = |index: usize| inputs(index);

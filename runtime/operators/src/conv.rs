@@ -5,7 +5,7 @@ use super::sliding::sliding;
 use super::unary::Function;
 use super::{Call, Definition, Known, Made, Operator, Types, Unclear};
 use smallvec::smallvec;
-use stepalloc_graph::PackSpec;
+use stepalloc_graph::{PackSpec, Prepacked};
 use stepalloc_kernels::activation::Activation;
 use stepalloc_kernels::conv::across::{self, Across};
 use stepalloc_kernels::conv::window::Sliding;
@@ -119,6 +119,11 @@ fn cores(sizes: &Sizes, threads: usize) -> usize {
     if sizes.is_small() { 1 } else { threads.min(filters).max(1) }
 }
 
+/// The packed weights.
+fn panels(prepacked: &Prepacked) -> Result<&Packed, OpError> {
+    prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec)))
+}
+
 impl Operator for Conv {
     fn infer(&self, inputs: &Known<'_>) -> Result<Types, Unclear> {
         let (x, w) = (inputs.ty(0)?, inputs.ty(1)?);
@@ -160,6 +165,10 @@ impl Operator for Conv {
         Some(PackSpec { input: 1, rows, cols, transposed, groups })
     }
 
+    fn prepack(&self, prepacked: &Prepacked) -> Result<(), OpError> {
+        panels(prepacked).map(drop)
+    }
+
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (x, w, bias, out) = (call.input(0)?, call.input(1)?, call.opt(2), call.output(0)?);
         let sizes = self.filters.sizes(x.shape, w.shape)?;
@@ -186,7 +195,7 @@ impl Operator for Conv {
         let apply = function.map(|function| move |_: usize, part: &mut [f32]| function.apply(part));
         let done = apply.as_ref().map(|apply| apply as Done<'_>);
         if let Some(prepacked) = call.prepacked {
-            let panels: &Packed = prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec)))?;
+            let panels = panels(prepacked)?;
             let across = Across::new(&sizes)
                 .ok_or_else(|| OpError::internal("its weights are packed for other sizes"))?;
             let weights = (&**panels, bias);

@@ -2,7 +2,7 @@
 
 use super::matmul::Gemm;
 use super::{Call, Definition, Known, Made, Operator, Types, Unclear};
-use stepalloc_graph::PackSpec;
+use stepalloc_graph::{PackSpec, Prepacked};
 use stepalloc_kernels::{activation::Activation, no};
 use stepalloc_tensor::{DataType, OpError, Type};
 
@@ -38,6 +38,10 @@ impl Operator for FusedGemm {
 
     fn packs(&self, inputs: &Known<'_>) -> Option<PackSpec> {
         self.gemm.packs(inputs)
+    }
+
+    fn prepack(&self, prepacked: &Prepacked) -> Result<(), OpError> {
+        self.gemm.prepack(prepacked)
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {

@@ -244,6 +244,10 @@ impl Operator for MatMul {
             .flatten()
     }
 
+    fn prepack(&self, prepacked: &Prepacked) -> Result<(), OpError> {
+        matrix(prepacked).map(drop)
+    }
+
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (a, b, out) = (call.input(0)?, call.input(1)?, call.output(0)?);
         let batches = self.batches(a.shape, b.shape)?;
@@ -377,6 +381,10 @@ impl Operator for Gemm {
     fn packs(&self, inputs: &Known<'_>) -> Option<PackSpec> {
         let (a, b) = (inputs.opt(0)?, inputs.opt(1)?);
         worth_packing(a.dtype, self.sizes(&a.shape, &b.shape).ok()?, self.transposed[1])
+    }
+
+    fn prepack(&self, prepacked: &Prepacked) -> Result<(), OpError> {
+        matrix(prepacked).map(drop)
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {

@@ -7,8 +7,8 @@
 
 What has a name of ONNX Runtime's does what it does there, on the CPU; options that are not known, or cannot be had, are refused by
 name. Arrays of numpy go in and out without copies. What is ours beside it: ``SessionOptions.max_mem`` and :class:`Arenas`, and of a
-session ``plan``, ``predict``, ``report``, ``profile``, ``find_batch``, ``statistics``, ``release_memory``, ``appended``; of a binding
-``feed_back``.
+session ``plan``, ``predict``, ``report``, ``profile``, ``find_batch``, ``warm_up``, ``statistics``, ``release_memory``, ``appended``; of a
+binding ``feed_back``.
 
 Errors are subclasses of :class:`Error`; they say what is wrong, where, and what to do.
 """

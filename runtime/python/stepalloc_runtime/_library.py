@@ -130,6 +130,7 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     "session_appended": (c_void_p, _HANDLE_OUT),
     "session_plan": (*_INPUTS, _HANDLE_OUT),
     "session_predict": (*_INPUTS, POINTER(c_uint64)),
+    "session_warm_up": _INPUTS,
     "session_find_batch": (*_INPUTS, c_uint64, _HANDLE_OUT),
     "session_profile": (*_INPUTS, c_size_t, _HANDLE_OUT),
     "binding_new": (c_void_p, _HANDLE_OUT),

@@ -232,6 +232,11 @@ class InferenceSession:
         _library.call("session_predict", self._handle.value, *self._told(inputs).arguments, ctypes.byref(made))
         return made.value
 
+    def warm_up(self, inputs: Mapping[str, Input] | None = None) -> None:
+        """Gets the session ready for such inputs, so that a first run on them neither plans nor takes an arena, nor faults its pages in;
+        constant inputs are packed. To be called for each set of shapes that is expected, the largest first. Inputs as for :meth:`plan`."""
+        _library.call("session_warm_up", self._handle.value, *self._told(inputs).arguments)
+
     def find_batch(self, max_mem: int, inputs: Mapping[str, Input] | None = None) -> Batch:
         """The largest batch whose run takes at most ``max_mem`` bytes, told by plans. The batch is the first dimension of the first input
         that is open, and dimensions of that name. ``inputs``: shapes of others, or arrays, which stay as they are."""

@@ -21,6 +21,7 @@ mod quantize;
 mod save;
 mod sessions;
 mod sketch;
+mod warm_up;
 mod wire;
 
 #[global_allocator]
