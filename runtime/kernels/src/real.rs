@@ -3,6 +3,7 @@
 //! Operators that multiply matrices read their inputs as one of the two ([`widened`]), and write outputs through a [`Target`]; only
 //! halves are copied for that, to scratch memory, which is dealt out by a [`Space`].
 
+use crate::gemm::packed::{Columns, gemm_packed};
 use crate::gemm::panels::WIDTH;
 use crate::gemm::small_m::rows_by_panels;
 use crate::gemm::{BiasVector, Matrix, gemm_f32, gemm_tiles};
@@ -32,6 +33,15 @@ pub trait Real:
     fn multiply(out: &mut [Self], a: Matrix<'_, Self>, b: Matrix<'_, Self>, alpha: f32, beta: Self);
     /// `out = a b`, with `bias` added to each row.
     fn multiply_biased(out: &mut [Self], a: Matrix<'_, Self>, b: Matrix<'_, Self>, bias: &[Self]);
+    /// The same with a group of packed columns, which there are of f32 only.
+    fn multiply_packed(
+        _out: &mut [Self],
+        _a: Matrix<'_, Self>,
+        _b: (&Columns, usize),
+        _bias: &[Self],
+    ) -> Result<(), OpError> {
+        Err(OpError::internal("packed columns are of float32"))
+    }
     /// `out = a b`, row by row, with `cols` columns of `b` in [`panels`](crate::gemm::panels).
     fn multiply_panels(out: &mut [Self], a: Matrix<'_, Self>, b: &[Self], cols: usize);
     /// e^x.
@@ -75,6 +85,15 @@ impl Real for f32 {
         let multiply = if a.rows > FEW_ROWS { gemm_tiles } else { gemm_f32 };
         multiply(out, a, b, (1.0, 0.0), Some(BiasVector::Row(bias)))
             .expect("matrices that fit, within their data");
+    }
+
+    fn multiply_packed(
+        out: &mut [Self],
+        a: Matrix<'_, Self>,
+        b: (&Columns, usize),
+        bias: &[Self],
+    ) -> Result<(), OpError> {
+        gemm_packed(out, a, b, (1.0, 0.0), Some(BiasVector::Row(bias)))
     }
 
     fn multiply_panels(out: &mut [Self], a: Matrix<'_, Self>, b: &[Self], cols: usize) {

@@ -260,7 +260,7 @@ impl Operator for MatMul {
             return gemm_packed(
                 out.elements(),
                 self.operand(0, a.elements(), m, k).matrix(0),
-                matrix(prepacked)?,
+                (matrix(prepacked)?, 0),
                 (self.alpha, 0.0),
                 None,
             );
@@ -417,9 +417,13 @@ impl Operator for Gemm {
                 let beta = if c.is_some() && row.is_none() { beta } else { 0.0 };
                 let row = row.map(|row| BiasVector::Row(row.elements()));
                 match call.prepacked {
-                    Some(prepacked) => {
-                        gemm_packed(out.elements(), self.matrix(0, a), matrix(prepacked)?, (alpha, beta), row)
-                    }
+                    Some(prepacked) => gemm_packed(
+                        out.elements(),
+                        self.matrix(0, a),
+                        (matrix(prepacked)?, 0),
+                        (alpha, beta),
+                        row,
+                    ),
                     None => {
                         gemm_f32(out.elements(), self.matrix(0, a), self.matrix(1, b), (alpha, beta), row)
                     }

@@ -4,9 +4,13 @@
 //! the whole batch, and goes through it row by row. Gates lie one behind the other in each row, in the order of the weights. The
 //! weights of the states are read in every step: for the states of a batch, they are laid out in panels before the first one.
 
+use super::matmul::layout;
 use super::{Call, Definition, Known, Made, Operator, Types, Unclear, ints, typed};
 use smallvec::smallvec;
 use std::ops::Range;
+use stepalloc_graph::{PackSpec, Prepacked};
+use stepalloc_kernels::gemm::packed::Columns;
+use stepalloc_kernels::gemm::prepacked::Packed;
 use stepalloc_kernels::gemm::{Matrix, panels};
 use stepalloc_kernels::{
     activation::Activation,
@@ -93,6 +97,8 @@ struct Needs {
     panels: usize,
 }
 
+/// Weights of fewer gates are not packed.
+const LEAST_COLUMNS: usize = 64;
 /// For fewer steps of a batch, weights are read where they are: laying them out takes as long as one or two steps.
 const STEPS: usize = 4;
 
@@ -201,6 +207,7 @@ impl Layer {
 
     fn compute<W: Real>(&self, sizes: Sizes, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let Sizes { steps, batch, input, hidden } = sizes;
+        let packed = call.prepacked.map(columns).transpose()?;
         let mut space = Space(call.scratch());
         let lengths = match call.opt(4) {
             None => None,
@@ -224,7 +231,6 @@ impl Layer {
                 debug_assert!(all.len() >= elements * (direction + 1));
                 elements * direction..elements * (direction + 1)
             };
-            let w = &w[part(w, gates * hidden * input)];
             let bias = bias.map(|bias| &bias[part(bias, 2 * gates * hidden)]);
             let cell_state = |b: usize| {
                 let at = if self.batch_first { b * directions + direction } else { direction * batch + b };
@@ -248,8 +254,14 @@ impl Layer {
                     *sum = if at < both { bias[at] + bias[gates * hidden + at] } else { bias[at] };
                 }
             }
-            let weights = Matrix::new(w, gates * hidden, input).transposed();
-            W::multiply_biased(given, Matrix::new(x, steps * batch, input), weights, sum);
+            let x = Matrix::new(x, steps * batch, input);
+            match packed {
+                Some(columns) => W::multiply_packed(given, x, (columns, direction), sum)?,
+                None => {
+                    let w = Matrix::new(&w[part(w, gates * hidden * input)], gates * hidden, input);
+                    W::multiply_biased(given, x, w.transposed(), sum);
+                }
+            }
             let r = &r[part(r, gates * hidden * hidden)];
             let in_panels = !panels.is_empty();
             if in_panels {
@@ -460,6 +472,12 @@ impl<W: Real> Cells<'_, W> {
     }
 }
 
+/// The packed weights of what goes in, a group of columns for each direction.
+fn columns(prepacked: &Prepacked) -> Result<&Columns, OpError> {
+    let packed: &Packed = prepacked.packed(|tensor, spec| Packed::of(tensor, layout(spec)))?;
+    Ok(packed)
+}
+
 fn add<W: Real>(to: &mut [W], from: &[W]) {
     to.iter_mut().zip(from).for_each(|(to, &from)| *to = *to + from);
 }
@@ -491,6 +509,19 @@ impl Operator for Layer {
             DataType::F64 => self.scratch_of::<f64>(sizes, inputs, &outputs),
             _ => self.scratch_of::<f32>(sizes, inputs, &outputs),
         }
+    }
+
+    fn packs(&self, inputs: &Known<'_>) -> Option<PackSpec> {
+        let (sizes, x) = (self.sizes(inputs).ok()?, inputs.opt(0)?);
+        let Sizes { steps, batch, input, hidden } = sizes;
+        let groups = self.backwards.len();
+        let cols = groups * self.kind.gates() * hidden;
+        let packs = x.dtype == DataType::F32 && steps * batch > 1 && input > 0 && cols >= LEAST_COLUMNS;
+        packs.then_some(PackSpec { input: 1, rows: input, cols, transposed: true, groups })
+    }
+
+    fn prepack(&self, prepacked: &Prepacked) -> Result<(), OpError> {
+        columns(prepacked).map(drop)
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {

@@ -6,6 +6,7 @@
 //! stride by itself; else the input is one. (Zhang, Franchetti, Low: High Performance Zero-Memory Overhead Direct Convolutions, 2018,
 //! shows why no more is needed.)
 
+use crate::conv::finish::{Finish, First, bounded};
 use crate::conv::window::Axis;
 use crate::conv::{Part, Sizes};
 use rten_simd::ops::{BitOps, NumOps};
@@ -24,6 +25,10 @@ const BANDS: usize = 8;
 const PHASES: usize = 32;
 /// Elements of a row of a tile at most.
 const WIDEST: usize = 128;
+/// Elements of the widest vector.
+const VECTOR: usize = 16;
+/// Rows are computed one by one where that adds a part of so many at most to the places that are computed.
+const LITTLE: usize = 16;
 /// Elements of a band of rows, laid out or computed: what the second cache holds.
 const BAND: usize = 128 << 10;
 
@@ -43,6 +48,8 @@ pub struct Frame {
     column_phases: usize,
     /// Whether the input is the frame.
     is_input: bool,
+    /// Whether tiles lie within rows: all places of the frame are places of the output, or vectors along a row have few places beyond it.
+    is_along_rows: bool,
 }
 
 fn gcd(a: usize, b: usize) -> usize {
@@ -80,6 +87,10 @@ impl Frame {
             let more = (horizontal.kernel - 1) * horizontal.dilation / horizontal.stride;
             (vertical.output, horizontal.output, horizontal.output.checked_add(more)?)
         };
+        let is_along_rows =
+            width == pitch || width.next_multiple_of(VECTOR) <= pitch + pitch / LITTLE && !is_input;
+        // Rows that are laid out begin with a line of the cache.
+        let pitch = if is_along_rows && pitch > width { pitch.next_multiple_of(VECTOR) } else { pitch };
         let mut frame = Self {
             rows,
             width,
@@ -90,6 +101,7 @@ impl Frame {
             vertical,
             horizontal,
             is_input,
+            is_along_rows,
         };
         let planes = if is_input { sizes.to } else { (sizes.from * frame.phases()).max(sizes.to) };
         let rows = BAND / pitch.saturating_mul(planes).max(1);
@@ -247,7 +259,8 @@ impl SimdOp for Direct<'_> {
                 frame.lay(x, rows.clone(), laid);
                 (&*laid, 0)
             };
-            let mut band = Band { frame, x, start, w, depth, bias, offsets, out, rows: rows.clone(), panel };
+            let mut band =
+                Band { frame, x, start, w, depth, bias, offsets, out, rows: rows.clone(), panel, finish };
             // With many registers wide tiles, and long ones for a single filter.
             match (filters, isa.f32().len() >= 16 || cfg!(target_arch = "aarch64")) {
                 (1, true) => band.compute::<I, 8>(isa),
@@ -258,7 +271,9 @@ impl SimdOp for Direct<'_> {
             for filter in 0..filters {
                 let at = filter * places + rows.start * frame.width;
                 let out = &mut out[at..][..rows.len() * frame.width];
-                finish.from(at).apply_in(isa, out);
+                if !frame.is_along_rows {
+                    finish.from(at).apply_in(isa, out);
+                }
                 if let Some(done) = done {
                     done(at, out);
                 }
@@ -280,6 +295,7 @@ struct Band<'a> {
     out: &'a mut [f32],
     rows: Range<usize>,
     panel: &'a mut [f32],
+    finish: Finish<'a>,
 }
 
 impl Band<'_> {
@@ -287,16 +303,22 @@ impl Band<'_> {
     #[inline(always)]
     fn compute<I: Isa, const V: usize>(&mut self, isa: I) {
         let width = isa.f32().len();
+        let (row, pitch) = (self.frame.width, self.frame.pitch);
         // The last row has no padding behind it.
-        let end = (self.rows.len() - 1) * self.frame.pitch + self.frame.width;
-        for at in (0..end).step_by(V * width) {
-            let count = (V * width).min(end - at);
-            match count.div_ceil(width) {
-                1 => self.strip::<I, 1>(isa, at, count),
-                2 => self.strip::<I, 2>(isa, at, count),
-                3 if V == 4 => self.strip::<I, 3>(isa, at, count),
-                3 | 4 if V > 4 => self.strip::<I, 4>(isa, at, count),
-                _ => self.strip::<I, V>(isa, at, count),
+        let all = (self.rows.len() - 1) * pitch + row;
+        let by_rows = self.frame.is_along_rows && pitch > row;
+        let (step, length) = if by_rows { (pitch, row) } else { (all, all) };
+        for begin in (0..all).step_by(step) {
+            let end = begin + length;
+            for at in (begin..end).step_by(V * width) {
+                let count = (V * width).min(end - at);
+                match count.div_ceil(width) {
+                    1 => self.strip::<I, 1>(isa, at, count),
+                    2 => self.strip::<I, 2>(isa, at, count),
+                    3 if V == 4 => self.strip::<I, 3>(isa, at, count),
+                    3 | 4 if V > 4 => self.strip::<I, 4>(isa, at, count),
+                    _ => self.strip::<I, V>(isa, at, count),
+                }
             }
         }
     }
@@ -306,8 +328,7 @@ impl Band<'_> {
     fn strip<I: Isa, const V: usize>(&mut self, isa: I, at: usize, count: usize) {
         let filters = self.w.len() / self.depth;
         // Many filters meet these elements, which are far from each other: they are laid side by side.
-        let packed = count < V * isa.f32().len() && self.frame.is_input
-            || filters > if self.frame.is_input { 2 * FILTERS } else { 4 * FILTERS };
+        let packed = count < V * isa.f32().len() && self.frame.is_input || filters > 2 * FILTERS;
         if packed {
             self.pack::<I, V>(isa, at, count);
         }
@@ -358,19 +379,11 @@ impl Band<'_> {
         let sums = if packed {
             products::<I, F, V>(isa, w, &self.panel[..depth * V * ops.len()])
         } else {
-            let x = &self.x[self.start + at..];
-            let mut sums = [[ops.zero(); V]; F];
-            for (k, &offset) in self.offsets[..depth].iter().enumerate() {
-                let xs: [I::F32; V] = ops.load_many(&x[offset as usize..]);
-                for f in 0..F {
-                    let w = ops.splat(w[f][k]);
-                    for v in 0..V {
-                        sums[f][v] = ops.mul_add(xs[v], w, sums[f][v]);
-                    }
-                }
-            }
-            sums
+            products_apart::<I, F, V>(isa, w, &self.x[self.start + at..], &self.offsets[..depth])
         };
+        if self.frame.is_along_rows {
+            return self.put(isa, sums, at, count, first);
+        }
         let (pitch, width) = (self.frame.pitch, self.frame.width);
         let places = self.frame.rows * width;
         let mut buffer = [0.0; WIDEST];
@@ -380,10 +393,6 @@ impl Band<'_> {
                 ops.store(ops.add(sum, bias), &mut buffer[v * ops.len()..]);
             }
             let out = &mut self.out[(first + f) * places + self.rows.start * width..];
-            if pitch == width {
-                out[at..at + count].copy_from_slice(&buffer[..count]);
-                continue;
-            }
             // Along rows, without what lies in the padding.
             let mut done = 0;
             while done < count {
@@ -396,6 +405,75 @@ impl Band<'_> {
             }
         }
     }
+}
+
+impl Band<'_> {
+    /// Finishes and stores the sums of some filters at places of a row.
+    #[inline(always)]
+    fn put<I: Isa, const F: usize, const V: usize>(
+        &mut self,
+        isa: I,
+        mut sums: [[I::F32; V]; F],
+        at: usize,
+        count: usize,
+        first: usize,
+    ) {
+        let ops = isa.f32();
+        let Frame { rows, width, pitch, .. } = *self.frame;
+        let places = rows * width;
+        let begin = first * places + (self.rows.start + at / pitch) * width + at % pitch;
+        let finish = &self.finish;
+        for f in 0..F {
+            let bias = ops.splat(self.bias.map_or(0.0, |bias| bias[first + f]));
+            for v in 0..V {
+                sums[f][v] = ops.add(sums[f][v], bias);
+            }
+        }
+        let index = |f: usize, v: usize| begin + f * places + v * ops.len();
+        // Of the last vector there may be less.
+        let rest = First::new(isa, count - (V - 1) * ops.len());
+        if let Some(added) = finish.added {
+            for f in 0..F {
+                for v in 0..V {
+                    let from = &added[index(f, v)..];
+                    let more = if v + 1 < V { ops.load(from) } else { rest.load(isa, from) };
+                    sums[f][v] = ops.add(sums[f][v], more);
+                }
+            }
+        }
+        let bounds = (ops.splat(finish.least), ops.splat(finish.most));
+        for f in 0..F {
+            for v in 0..V {
+                let sum = bounded(isa, sums[f][v], bounds);
+                let to = &mut self.out[index(f, v)..];
+                if v + 1 < V { ops.store(sum, to) } else { rest.store(isa, sum, to) }
+            }
+        }
+    }
+}
+
+/// The products of rows of weights with vectors that begin at these offsets.
+#[inline(always)]
+fn products_apart<I: Isa, const F: usize, const V: usize>(
+    isa: I,
+    w: [&[f32]; F],
+    x: &[f32],
+    offsets: &[u32],
+) -> [[I::F32; V]; F] {
+    let ops = isa.f32();
+    let mut sums = [[ops.zero(); V]; F];
+    let w = w.map(|w| &w[..offsets.len()]);
+    for (k, &offset) in offsets.iter().enumerate() {
+        let xs: [I::F32; V] = ops.load_many(&x[offset as usize..]);
+        for f in 0..F {
+            // SAFETY: there are as many weights as offsets.
+            let w = ops.splat(unsafe { *w[f].get_unchecked(k) });
+            for v in 0..V {
+                sums[f][v] = ops.mul_add(xs[v], w, sums[f][v]);
+            }
+        }
+    }
+    sums
 }
 
 /// The products of rows of weights with the columns of a panel, which has as many vectors in a row.

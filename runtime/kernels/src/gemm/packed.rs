@@ -157,11 +157,11 @@ impl Columns {
     }
 }
 
-/// `out = alpha a b + beta out`, with a bias; `out` is row by row.
+/// `out = alpha a b + beta out`, with a bias, where `b` is a group of columns; `out` is row by row.
 pub fn gemm_packed(
     out: &mut [f32],
     a: Matrix<'_, f32>,
-    b: &Columns,
+    (b, group): (&Columns, usize),
     (alpha, beta): (f32, f32),
     bias: Option<BiasVector<'_, f32>>,
 ) -> Result<(), OpError> {
@@ -186,7 +186,7 @@ pub fn gemm_packed(
             Some(BiasVector::Column(bias)) => Some(BiasVector::Column(&bias[first..])),
             bias => bias,
         };
-        Product { out, a, b, alpha, beta, bias }.dispatch();
+        Product { out, a, b, group, alpha, beta, bias }.dispatch();
     });
     Ok(())
 }
@@ -196,6 +196,7 @@ struct Product<'a> {
     out: &'a mut [f32],
     a: Matrix<'a, f32>,
     b: &'a Columns,
+    group: usize,
     alpha: f32,
     beta: f32,
     bias: Option<BiasVector<'a, f32>>,
@@ -206,7 +207,7 @@ impl SimdOp for Product<'_> {
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
-        let Self { out, a, b, .. } = self;
+        let Self { out, a, b, group, .. } = self;
         let (lanes, cols) = (isa.f32().len(), b.count);
         let mut sums = [0.0; STRIP * PANEL];
         let strip = a.rows.div_ceil(a.rows.div_ceil(STRIP)).next_multiple_of(ROWS).min(STRIP);
@@ -224,9 +225,9 @@ impl SimdOp for Product<'_> {
                     offsets.iter_mut().zip(begin..).for_each(|(to, k)| *to = (k * a.col_stride) as u32);
                     let (x, block) = ((a.data, &*bases), (begin, &*offsets));
                     match count {
-                        4 => b.block::<I, 4>(isa, x, block, (0, column), &mut sums),
-                        2 => b.block::<I, 2>(isa, x, block, (0, column), &mut sums),
-                        _ => b.block::<I, 1>(isa, x, block, (0, column), &mut sums),
+                        4 => b.block::<I, 4>(isa, x, block, (group, column), &mut sums),
+                        2 => b.block::<I, 2>(isa, x, block, (group, column), &mut sums),
+                        _ => b.block::<I, 1>(isa, x, block, (group, column), &mut sums),
                     }
                 }
                 let end = (column + count * lanes).min(cols);
@@ -357,14 +358,14 @@ mod tests {
                 for (bias, factors) in terms.into_iter().zip([(1.0, 0.0), (2.0, 0.5), (0.5, 1.0)]) {
                     let (mut wanted, mut made) = (former.clone(), former.clone());
                     gemm_f32(&mut wanted, a, plain, factors, bias).expect("it can be multiplied");
-                    gemm_packed(&mut made, a, &packed, factors, bias).expect("it can be multiplied");
+                    gemm_packed(&mut made, a, (&packed, 0), factors, bias).expect("it can be multiplied");
                     assert_eq!(
                         wanted, made,
                         "{rows} x {depth} x {cols}, {turned}, {transposed}, {factors:?}"
                     );
                 }
                 let few = Matrix::new(&given, rows, depth - 1);
-                assert!(gemm_packed(&mut former.clone(), few, &packed, (1.0, 0.0), None).is_err());
+                assert!(gemm_packed(&mut former.clone(), few, (&packed, 0), (1.0, 0.0), None).is_err());
             }
         }
     }

@@ -141,7 +141,7 @@ mod tests {
             let (mut plain, mut with) = (vec![0.0; ROWS * cols], vec![0.0; ROWS * cols]);
             gemm_f32(&mut plain, a, matrix, (2.0, 0.0), None).expect("it can be multiplied");
             let packed = Packed::of(&tensor, layout(rows, cols, transposed)).expect("it is packed");
-            gemm_packed(&mut with, a, &packed, (2.0, 0.0), None).expect("it can be multiplied");
+            gemm_packed(&mut with, a, (&packed, 0), (2.0, 0.0), None).expect("it can be multiplied");
             for (plain, with) in plain.iter().zip(&with) {
                 // The order of summing is another one.
                 assert!((plain - with).abs() < 1e-4, "{with} instead of {plain}");
