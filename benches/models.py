@@ -9,7 +9,7 @@ text for the OCR models, this file's own bytes for magika, half a second of a vo
 
 One process for each run of a model. Memory is what VmHWM rises above its value right before the model is loaded, so that libraries
 and inputs do not count; ONNX Runtime's is its least over arena and memory pattern on and off. Times are medians of --runs runs with
-as many threads each. `error` is the largest difference to ONNX Runtime, relative to the largest element of an output.
+as many threads each, and OpenVINO computes in f32, as we do. `error` is the largest difference to ONNX Runtime, relative to the largest element of an output.
 """
 import argparse, csv, importlib.util, json, os, pathlib, subprocess, sys, tempfile
 
@@ -116,15 +116,16 @@ def rival(arguments):
         options.enable_cpu_mem_arena, options.enable_mem_pattern = arena == "True", pattern == "True"
         before = resident("VmHWM")
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        names = [output.name for output in session.get_outputs()]
+        names = [{output.name} for output in session.get_outputs()]
         run = lambda: session.run(None, inputs)
     else:
         import openvino
 
         before = resident("VmHWM")
-        compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": int(threads)})
+        settings = {"INFERENCE_NUM_THREADS": int(threads), "INFERENCE_PRECISION_HINT": "f32"}
+        compiled = openvino.Core().compile_model(model, "CPU", settings)
         request = compiled.create_infer_request()
-        names = [output.get_any_name() for output in compiled.outputs]
+        names = [output.get_names() for output in compiled.outputs]
         run = lambda: list(request.infer(inputs).values())
     times = []
     for _ in range(int(runs)):
@@ -132,7 +133,7 @@ def rival(arguments):
         outputs = run()
         times.append((time.perf_counter() - began) * 1e3)
     grown = resident("VmHWM") - before
-    for name, output in zip(names, outputs):
+    for name, output in ((name, output) for all_names, output in zip(names, outputs) for name in all_names):
         numpy.save(pathlib.Path(folder, "outputs", f"{engine} {plain(name)}.npy"), output)
     print(json.dumps({"ms": sorted(times)[len(times) // 2], "bytes": grown}))
 

@@ -17,6 +17,8 @@ pub struct PackSpec {
     pub transposed: bool,
     /// As many columns of each group are packed by themselves.
     pub groups: usize,
+    /// So many elements of a column that are next to each other are packed apart: see the kernels' `Layout`.
+    pub taps: usize,
 }
 
 /// A constant input of one node, and what its operator made of it when it was first needed.

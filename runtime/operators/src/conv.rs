@@ -160,9 +160,9 @@ impl Operator for Conv {
     }
 
     fn packs(&self, inputs: &Known<'_>) -> Option<PackSpec> {
-        let (sizes, _) = self.across(inputs)?;
-        let Layout { rows, cols, transposed, groups } = Across::layout(&sizes);
-        Some(PackSpec { input: 1, rows, cols, transposed, groups })
+        let (sizes, across) = self.across(inputs)?;
+        let Layout { rows, cols, transposed, groups, taps } = across.layout(&sizes);
+        Some(PackSpec { input: 1, rows, cols, transposed, groups, taps })
     }
 
     fn prepack(&self, prepacked: &Prepacked) -> Result<(), OpError> {

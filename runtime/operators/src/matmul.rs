@@ -300,15 +300,15 @@ fn matrix(prepacked: &Prepacked) -> Result<&Columns, OpError> {
 }
 
 /// How a packed input is read, for kernels.
-pub(super) fn layout(PackSpec { rows, cols, transposed, groups, .. }: PackSpec) -> Layout {
-    Layout { rows, cols, transposed, groups }
+pub(super) fn layout(PackSpec { rows, cols, transposed, groups, taps, .. }: PackSpec) -> Layout {
+    Layout { rows, cols, transposed, groups, taps }
 }
 
 /// How input 1 is read, where a product of so many rows, columns, and so deep is one for which it is worth packing: a vector is
 /// multiplied without, and of few columns most of a panel would be empty.
 fn worth_packing(dtype: DataType, [m, n, k]: [usize; 3], transposed: bool) -> Option<PackSpec> {
     let is_worth = dtype == DataType::F32 && m > 1 && n >= 32 && n.saturating_mul(k) >= 1024;
-    is_worth.then_some(PackSpec { input: 1, rows: k, cols: n, transposed, groups: 1 })
+    is_worth.then_some(PackSpec { input: 1, rows: k, cols: n, transposed, groups: 1, taps: 1 })
 }
 
 fn is_half(dtype: DataType) -> bool {

@@ -517,7 +517,7 @@ impl Operator for Layer {
         let groups = self.backwards.len();
         let cols = groups * self.kind.gates() * hidden;
         let packs = x.dtype == DataType::F32 && steps * batch > 1 && input > 0 && cols >= LEAST_COLUMNS;
-        packs.then_some(PackSpec { input: 1, rows: input, cols, transposed: true, groups })
+        packs.then_some(PackSpec { input: 1, rows: input, cols, transposed: true, groups, taps: 1 })
     }
 
     fn prepack(&self, prepacked: &Prepacked) -> Result<(), OpError> {

@@ -17,7 +17,8 @@ pub(super) fn run(editor: &mut Editor) -> usize {
     let mut folded = 0;
     for at in editor.places() {
         let Some(node) = editor.node(at) else { continue };
-        let Some(made) = held(node).or_else(|| compute(editor, node)) else { continue };
+        let made = held(node).or_else(|| as_it_is(editor, node)).or_else(|| compute(editor, node));
+        let Some(made) = made else { continue };
         let Some(node) = editor.remove(at) else { continue };
         for (tensor, id) in made.into_iter().zip(&node.outputs) {
             if let Some(id) = *id {
@@ -32,6 +33,13 @@ pub(super) fn run(editor: &mut Editor) -> usize {
 /// The tensor of a node that has one.
 fn held(node: &Node) -> Option<Vec<Arc<Tensor>>> {
     node.operator.constant().map(|tensor| vec![tensor])
+}
+
+/// A weight that is cast to the type that it has stays what it is, in its file.
+fn as_it_is(editor: &Editor, node: &Node) -> Option<Vec<Arc<Tensor>>> {
+    let to = (node.op_type == "Cast" && node.domain.is_empty()).then(|| node.attributes.opt_int("to"))??;
+    let weight = editor.constant(node.input(0)?)?;
+    (to == weight.ty().dtype as i64).then(|| vec![Arc::clone(weight)])
 }
 
 fn compute(editor: &Editor, node: &Node) -> Option<Vec<Arc<Tensor>>> {

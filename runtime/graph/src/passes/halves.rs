@@ -2,12 +2,12 @@
 //!
 //! Weights take twice as much memory as in the file, and nothing is rounded to halves in between. Inputs and outputs stay what they are.
 
-use super::edit::Tools;
+use super::edit::{Editor, Tools};
 use super::facts::Facts;
 use crate::graph::{Attribute, Attributes, Declared, Graph, Node, Value, ValueId};
 use crate::operator::Registry;
 use std::sync::Arc;
-use stepalloc_tensor::DataType;
+use stepalloc_tensor::{DataType, Tensor};
 
 /// What tells an element type as a number.
 const TOLD: [&str; 5] = ["to", "dtype", "output_dtype", "output_datatype", "softmax_precision"];
@@ -99,6 +99,28 @@ pub(super) fn widen(graph: &Graph, tools: &Tools) -> Option<Graph> {
         }
     }
     Some(widened)
+}
+
+/// Halves of a file that are made f32 by themselves, as OpenVINO compresses weights, are f32 from the start, wherever the others are not.
+pub(super) fn casts(editor: &mut Editor) -> usize {
+    let mut changed = 0;
+    for at in editor.places() {
+        let Some(wide) = editor.node(at).and_then(|node| cast_of_weights(editor, node)) else { continue };
+        let Some(node) = editor.remove(at) else { continue };
+        if let [Some(id)] = node.outputs[..] {
+            editor.set_constant(id, Arc::new(wide));
+            changed += 1;
+        }
+    }
+    changed
+}
+
+fn cast_of_weights(editor: &Editor, node: &Node) -> Option<Tensor> {
+    let to = node.attributes.opt_int("to")? == DataType::F32 as i64;
+    let weights = editor.constant(node.input(0)?)?;
+    (node.op_type == "Cast" && node.domain.is_empty() && to && weights.is_of_file())
+        .then(|| weights.widened())
+        .flatten()
 }
 
 /// Whether halves come in, are held, or are made of something else.

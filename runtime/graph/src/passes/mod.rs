@@ -86,12 +86,12 @@ const fn in_sessions(name: &'static str, what: &'static str, run: fn(&mut Editor
 /// Raises the version of the whole model, not of one graph.
 const RAISE: &str = "raise-opset";
 
-/// Changes the whole graph, before others.
+/// Changes the whole graph, before others; afterwards, what casts are left.
 const HALVES: &str = "halves";
 
 /// All passes, in the order in which they run.
 pub const PASSES: &[Pass] = &[
-    in_sessions(HALVES, "halves become f32, weights once and not in each run", |_| 0),
+    in_sessions(HALVES, "halves become f32, weights once and not in each run", halves::casts),
     // Before weights in bytes are made reals.
     Pass {
         level: Level::Basic,

@@ -8,6 +8,7 @@
 
 use crate::conv::direct::POINT;
 use crate::conv::finish::{Finish, First};
+use crate::conv::parts::Parts;
 use crate::conv::window::Axis;
 use crate::conv::{Done, Share, Sizes, by_groups};
 use crate::gemm::packed::{Columns, FILLED, PANEL, ROWS, vectors};
@@ -17,7 +18,7 @@ use rten_simd::{Isa, SimdOp};
 use std::ops::Range;
 
 /// Places whose sums are kept until they are finished: a multiple of a tile's, in the first cache.
-const STRIP: usize = 16 * ROWS;
+pub(super) const STRIP: usize = 16 * ROWS;
 /// Elements of a band of padded rows: what the second cache holds.
 const BAND: usize = 128 << 10;
 /// A padded input has at most this many times the input's elements.
@@ -35,12 +36,14 @@ pub struct Across {
     width: usize,
     /// Rows of the output that are computed at a time.
     band: usize,
-    vertical: Axis,
-    horizontal: Axis,
+    pub(super) vertical: Axis,
+    pub(super) horizontal: Axis,
     /// Elements of a row of the padded input, and rows of it that a band meets.
     pitch: usize,
     met: usize,
     is_padded: bool,
+    /// Where most of what a window meets is padding, parts of the output are computed by themselves, each without it.
+    parts: Option<Parts>,
 }
 
 impl Across {
@@ -57,6 +60,14 @@ impl Across {
             return None;
         }
         let (rows, width) = (vertical.output, horizontal.output);
+        let parts = Parts::new(&vertical, &horizontal);
+        if parts.is_some() {
+            let (pitch, met) = (horizontal.input, vertical.input);
+            let fits = sizes.from.checked_mul(sizes.window.input())? <= u32::MAX as usize;
+            let band = rows;
+            let made = Self { rows, width, band, vertical, horizontal, pitch, met, is_padded: false, parts };
+            return fits.then_some(made);
+        }
         let meets = |axis: &Axis, places: usize| {
             (places - 1)
                 .checked_mul(axis.stride)?
@@ -84,13 +95,15 @@ impl Across {
             pitch,
             met,
             is_padded,
+            parts,
         })
     }
 
     /// How the weights are packed.
-    pub fn layout(sizes: &Sizes) -> Layout {
+    pub fn layout(&self, sizes: &Sizes) -> Layout {
         let Sizes { to, group: groups, .. } = *sizes;
-        Layout { rows: sizes.depth(), cols: to * groups, transposed: true, groups }
+        let taps = if self.parts.is_some() { sizes.window.kernel() } else { 1 };
+        Layout { rows: sizes.depth(), cols: to * groups, transposed: true, groups, taps }
     }
 
     /// Elements of a padded plane.
@@ -185,24 +198,24 @@ pub fn convolve(
 }
 
 /// Some filters of a group, over one image.
-struct Tiles<'a> {
-    across: &'a Across,
-    sizes: &'a Sizes,
+pub(super) struct Tiles<'a> {
+    pub(super) across: &'a Across,
+    pub(super) sizes: &'a Sizes,
     /// The group's channels of the image.
-    x: &'a [f32],
-    filters: &'a Columns,
-    group: usize,
+    pub(super) x: &'a [f32],
+    pub(super) filters: &'a Columns,
+    pub(super) group: usize,
     /// The first filter of the group that is computed; there are as many as planes of the output.
-    first: usize,
+    pub(super) first: usize,
     /// Of these filters.
-    bias: Option<&'a [f32]>,
-    out: &'a mut [f32],
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) out: &'a mut [f32],
     scratch: &'a mut [f32],
     /// Whether nothing was computed in this scratch memory yet.
     is_first: bool,
     /// What becomes of the sums: of these planes of the output.
-    finish: Finish<'a>,
-    done: Option<Done<'a>>,
+    pub(super) finish: Finish<'a>,
+    pub(super) done: Option<Done<'a>>,
 }
 
 impl SimdOp for Tiles<'_> {
@@ -215,6 +228,9 @@ impl SimdOp for Tiles<'_> {
         let (sums, scratch) = std::mem::take(&mut self.scratch).split_at_mut(STRIP * PANEL);
         let (laid, offsets) = scratch.split_at_mut(across.laid(sizes));
         let offsets: &mut [u32] = bytemuck::cast_slice_mut(&mut offsets[..depth]);
+        if let Some(parts) = &across.parts {
+            return self.by_parts(isa, parts, offsets, sums);
+        }
         if self.is_first {
             laid.fill(0.0);
             across.offsets(sizes.from, offsets);
@@ -248,7 +264,7 @@ impl Tiles<'_> {
                 let mut bases = [0u32; STRIP];
                 self.across.bases(strip.start - from, &mut bases[..strip.len()]);
                 let bases = &bases[..strip.len()];
-                self.filters.sums(isa, (x, bases), offsets, (self.group, next, count), sums);
+                self.filters.sums(isa, (x, bases), (0, offsets), (self.group, next, count), (sums, true));
                 for filter in (next..(next + count * lanes).min(filters.end)).step_by(TURNED) {
                     self.put(isa, &sums[filter - next..], filter, &filters, &strip);
                 }
@@ -295,11 +311,11 @@ impl Tiles<'_> {
 }
 
 /// Filters and places whose sums are turned at a time: as many as the widest vector has.
-const TURNED: usize = 16;
+pub(super) const TURNED: usize = 16;
 
 /// Turns sums, of filters side by side, into rows of places.
 #[inline(always)]
-fn turn<I: Isa>(isa: I, sums: &[f32], block: &mut [f32; TURNED * TURNED]) {
+pub(super) fn turn<I: Isa>(isa: I, sums: &[f32], block: &mut [f32; TURNED * TURNED]) {
     let sums = &sums[..(TURNED - 1) * PANEL + TURNED];
     if cfg!(target_arch = "x86_64") && isa.f32().len() == TURNED {
         #[cfg(target_arch = "x86_64")]

@@ -12,6 +12,7 @@ pub mod depthwise;
 mod direct;
 mod dot;
 pub mod finish;
+mod parts;
 pub mod quantized;
 pub mod window;
 
@@ -394,6 +395,10 @@ mod tests {
             (1, 60, 130, 1, square([4, 2, 1, 1, 1, 0])),
             (1, 130, 49, 1, square([20, 1, 3, 1, 0, 0])),
             (2, 50, 17, 1, vec![axis([70, 5, 3, 1, 4, 1])]),
+            (1, 70, 33, 1, square([14, 3, 1, 12, 12, 12])),
+            (2, 40, 20, 2, square([9, 3, 2, 7, 7, 7])),
+            (1, 40, 70, 1, vec![axis([9, 3, 1, 6, 6, 5]), axis([20, 4, 1, 6, 9, 9])]),
+            (1, 90, 17, 1, vec![axis([50, 3, 1, 40, 40, 40])]),
         ] {
             let window = Window::new(axes.into_iter().collect());
             let sizes = Sizes { batch, from, to, group, window };
@@ -443,7 +448,7 @@ mod tests {
             }
             let Some(across) = Across::new(&sizes) else { continue };
             let filters = Tensor::from_elements([w.len()], &w).expect("as many as the shape says");
-            let filters = Columns::pack(&filters, Across::layout(&sizes)).expect("there is memory");
+            let filters = Columns::pack(&filters, across.layout(&sizes)).expect("there is memory");
             for cores in [1, 3] {
                 let mut made = vec![f32::NAN; count];
                 let mut scratch = vec![f32::NAN; cores * across.scratch(&sizes)];

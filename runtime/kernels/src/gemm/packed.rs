@@ -41,7 +41,7 @@ pub struct Columns {
 impl Columns {
     /// Lays a tensor of f32 out. Of what is copied from a file when it is used no copy stays.
     pub fn pack(tensor: &Tensor, layout: Layout) -> Result<Self, OpError> {
-        let Layout { rows: depth, cols, transposed, groups } = layout;
+        let Layout { rows: depth, cols, transposed, groups, taps } = layout;
         let count = cols / groups;
         let filled = count.next_multiple_of(FILLED);
         let ty = Type::new(DataType::F32, [groups, filled, depth]);
@@ -57,8 +57,10 @@ impl Columns {
                 let laid = &mut laid[(group * filled + within) * depth..][..(filled - within) * depth];
                 let piece: &[f32] = bytemuck::cast_slice(piece);
                 for (columns, panel) in piece.chunks(PANEL * depth).zip(laid.chunks_mut(PANEL * depth)) {
+                    let (width, channels) = (panel.len() / depth, depth / taps);
                     let axes = [
-                        Axis { length: depth, from: 1, to: panel.len() / depth },
+                        Axis { length: taps, from: 1, to: channels * width },
+                        Axis { length: channels, from: taps as isize, to: width },
                         Axis { length: columns.len() / depth, from: depth as isize, to: 1 },
                     ];
                     copy(&axes, columns, 0, panel, 0);
@@ -105,18 +107,19 @@ impl Columns {
     }
 
     /// Sums of `vectors` vectors of columns from `column` on, of a group, for rows of the left factor that begin at `bases` in `x`, with elements as
-    /// far from there as `offsets` say, which rise. Sums of a row are as far from those of the next as a panel is wide.
+    /// far from there as `offsets` say, which rise, and which meet the columns' elements from `first` on. Where it
+    /// `begins`, sums are these, else they are added. Those of a row are as far from those of the next as a panel is wide.
     #[inline(always)]
     pub fn sums<I: Isa>(
         &self,
         isa: I,
         (x, bases): (&[f32], &[u32]),
-        offsets: &[u32],
+        (first, offsets): (usize, &[u32]),
         (group, column, vectors): (usize, usize, usize),
-        sums: &mut [f32],
+        (sums, begins): (&mut [f32], bool),
     ) {
         for (number, offsets) in offsets.chunks(BLOCK).enumerate() {
-            let block = (number * BLOCK, offsets);
+            let (block, sums) = ((first + number * BLOCK, offsets), (&mut *sums, begins && number == 0));
             match vectors {
                 4 => self.block::<I, 4>(isa, (x, bases), block, (group, column), sums),
                 2 => self.block::<I, 2>(isa, (x, bases), block, (group, column), sums),
@@ -125,7 +128,7 @@ impl Columns {
         }
     }
 
-    /// The same of `V` vectors and some elements of the columns: sums are begun by the first ones.
+    /// The same of `V` vectors and at most [`BLOCK`] elements of the columns.
     #[inline(always)]
     fn block<I: Isa, const V: usize>(
         &self,
@@ -133,7 +136,7 @@ impl Columns {
         (x, bases): (&[f32], &[u32]),
         (first, offsets): (usize, &[u32]),
         (group, column): (usize, usize),
-        sums: &mut [f32],
+        (sums, begins): (&mut [f32], bool),
     ) {
         let Self { panels, depth, filled, .. } = self;
         let begin = column / PANEL * PANEL;
@@ -146,7 +149,7 @@ impl Columns {
             if number * LINE < width {
                 w.next = panel.as_ptr().wrapping_add(ahead);
             }
-            let sums = (sums, first == 0);
+            let sums = (sums, begins);
             match bases.len() {
                 1 => tile::<I, V, 1>(isa, w, (x, bases), offsets, sums),
                 2 => tile::<I, V, 2>(isa, w, (x, bases), offsets, sums),
@@ -224,10 +227,11 @@ impl SimdOp for Product<'_> {
                     let offsets = &mut offsets[..BLOCK.min(b.depth - begin)];
                     offsets.iter_mut().zip(begin..).for_each(|(to, k)| *to = (k * a.col_stride) as u32);
                     let (x, block) = ((a.data, &*bases), (begin, &*offsets));
+                    let sums = (&mut sums[..], begin == 0);
                     match count {
-                        4 => b.block::<I, 4>(isa, x, block, (group, column), &mut sums),
-                        2 => b.block::<I, 2>(isa, x, block, (group, column), &mut sums),
-                        _ => b.block::<I, 1>(isa, x, block, (group, column), &mut sums),
+                        4 => b.block::<I, 4>(isa, x, block, (group, column), sums),
+                        2 => b.block::<I, 2>(isa, x, block, (group, column), sums),
+                        _ => b.block::<I, 1>(isa, x, block, (group, column), sums),
                     }
                 }
                 let end = (column + count * lanes).min(cols);
@@ -287,7 +291,7 @@ fn tile<I: Isa, const V: usize, const P: usize>(
     Weights { panel, width, next }: Weights<'_>,
     (x, bases): (&[f32], &[u32]),
     offsets: &[u32],
-    (sums, is_first): (&mut [f32], bool),
+    (sums, begins): (&mut [f32], bool),
 ) {
     let ops = isa.f32();
     let lanes = ops.len();
@@ -299,11 +303,6 @@ fn tile<I: Isa, const V: usize, const P: usize>(
     assert!(base.iter().all(|base| base + last < x.len()), "windows are within the input");
     assert!((offsets.len() - 1) * width + V * lanes <= panel.len(), "there are as many weights");
     let mut acc = [[ops.zero(); V]; P];
-    if !is_first {
-        for (acc, sums) in acc.iter_mut().zip(sums.chunks_exact(PANEL)).take(count) {
-            *acc = ops.load_many(sums);
-        }
-    }
     for (k, &offset) in offsets.iter().enumerate() {
         ops.prefetch(next.wrapping_add(k * LINE));
         // SAFETY: as many weights were there, see above.
@@ -317,9 +316,12 @@ fn tile<I: Isa, const V: usize, const P: usize>(
             }
         }
     }
+    // Sums of blocks are added to each other, which rounds less often than one sum of all elements.
     for (acc, sums) in acc.into_iter().zip(sums.chunks_exact_mut(PANEL)).take(count) {
         for (v, acc) in acc.into_iter().enumerate() {
-            ops.store(acc, &mut sums[v * lanes..]);
+            let sums = &mut sums[v * lanes..];
+            let sum = if begins { acc } else { ops.add(ops.load(sums), acc) };
+            ops.store(sum, sums);
         }
     }
 }
@@ -351,7 +353,7 @@ mod tests {
                     Matrix::new(&right, depth, cols)
                 };
                 let tensor = Tensor::from_elements([right.len()], &right).expect("as many as the shape says");
-                let layout = Layout { rows: depth, cols, transposed, groups: 1 };
+                let layout = Layout { rows: depth, cols, transposed, groups: 1, taps: 1 };
                 let packed = Columns::pack(&tensor, layout).expect("there is memory");
                 let terms =
                     [None, Some(BiasVector::Row(&bias[..cols])), Some(BiasVector::Column(&bias[..rows]))];

@@ -22,6 +22,9 @@ pub struct Layout {
     pub transposed: bool,
     /// As many columns of each group are packed by themselves.
     pub groups: usize,
+    /// Where it is transposed, so many elements that are next to each other are packed as far apart as they can be: those of a convolution's window,
+    /// so that the channels that an element of it meets are next to each other. 1 leaves the order as it is.
+    pub taps: usize,
 }
 
 /// A packed matrix, and what it was packed from.
@@ -100,7 +103,7 @@ mod tests {
     use crate::gemm::{Matrix, gemm_f32};
 
     fn layout(rows: usize, cols: usize, transposed: bool) -> Layout {
-        Layout { rows, cols, transposed, groups: 1 }
+        Layout { rows, cols, transposed, groups: 1, taps: 1 }
     }
 
     fn weights(rows: usize, cols: usize, seed: f32) -> Arc<Tensor> {
