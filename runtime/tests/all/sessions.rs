@@ -4,7 +4,7 @@ use super::wire::{attribute, graph, model, node, open_value, tensor, value};
 use std::io::Write;
 use stepalloc_runtime::{
     Arenas, Cancel, DataType, Error, Level, Model, Optimization, Options, Profile, RunOptions, Session,
-    Tensor, View,
+    Tensor, View, f16,
 };
 
 /// Bytes of the weight of [`small`], which count as long as a session of it has a limit.
@@ -503,15 +503,25 @@ fn graphs_within_nodes_have_scratch_memory_for_the_threads_of_the_run_around() {
     assert_eq!(again, one);
 }
 
-/// y = x w, where w has 256 rows and 1024 columns, a megabyte; in a file, `shift` bytes from where it would else be.
-fn product(shift: usize) -> tempfile::NamedTempFile {
-    let weight: Vec<u8> = (0..256 * 1024).flat_map(|at| ((at % 13) as f32 - 6.0).to_le_bytes()).collect();
-    let graph = graph([
-        open_value(11, "x", 1, 2),
-        tensor(5, &"w".repeat(1 + shift), 1, &[256, 1024]).bytes(9, &weight),
-        node("MatMul", &["x", &"w".repeat(1 + shift)], &["y"]),
-        open_value(12, "y", 1, 2),
-    ]);
+/// y = x w, where w has 256 rows and 1024 columns, a megabyte, or half of one that is cast; in a file, `shift` bytes from where it would else
+/// be.
+fn product(shift: usize, of_halves: bool) -> tempfile::NamedTempFile {
+    let numbers = (0..256 * 1024).map(|at| (at % 13) as f32 - 6.0);
+    let name = "w".repeat(1 + shift);
+    let weights = if of_halves {
+        let halves: Vec<u8> = numbers.flat_map(|number| f16::from_f32(number).to_le_bytes()).collect();
+        let to_f32 = attribute("to", 2).number(3, 1);
+        vec![
+            tensor(5, &name, 10, &[256, 1024]).bytes(9, &halves),
+            node("Cast", &[&name], &["f"]).message(5, &to_f32),
+            node("MatMul", &["x", "f"], &["y"]),
+        ]
+    } else {
+        let floats: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
+        vec![tensor(5, &name, 1, &[256, 1024]).bytes(9, &floats), node("MatMul", &["x", &name], &["y"])]
+    };
+    let (x, y) = (open_value(11, "x", 1, 2), open_value(12, "y", 1, 2));
+    let graph = graph([x].into_iter().chain(weights).chain([y]));
     let mut file = tempfile::NamedTempFile::new().expect("a file");
     file.write_all(&model(&graph)).expect("it is written");
     file
@@ -536,9 +546,11 @@ fn packed_factors_take_the_place_of_the_file_s_pages() {
     let elements: Vec<_> = (0..4 * 256).map(|at| (at % 5) as f32).collect();
     let x = Tensor::from_elements([4, 256], &elements).expect("as many as the shape says");
     // One of these shifts, at least, has the weight where it is used in place, and one where it is not.
-    for shift in 0..4 {
-        let file = product(shift);
+    for (shift, of_halves) in (0..4).flat_map(|shift| [(shift, false), (shift, true)]) {
+        let file = product(shift, of_halves);
         let model = Model::open(file.path()).expect("a model");
+        let needs = Session::new(&model).needs(&[Some(x.view())]).expect("it can be planned");
+        assert!(needs.packed_weight_bytes >= 1 << 20 && needs.copied_weight_bytes == 0, "{needs:?}");
         let product = |options: Options| {
             let session = Session::with_options(&model, options);
             let outputs = session.run(&[("x", x.view())]).expect("it runs");

@@ -169,7 +169,7 @@ impl Operator for Summed {
     }
 
     fn packs(&self, _: &Known<'_>) -> Option<PackSpec> {
-        Some(PackSpec { input: 1, rows: 1, cols: 1, transposed: false, groups: 1 })
+        Some(PackSpec { input: 1, rows: 1, cols: 1, transposed: false, groups: 1, taps: 1 })
     }
 
     fn prepack(&self, prepacked: &Prepacked) -> Result<(), OpError> {
