@@ -1,155 +1,33 @@
 //! Fourier transforms: DFT, and STFT over the frames of a signal.
 //!
-//! Lengths that are powers of two are transformed by halving (Cooley and Tukey, 1965); others as a convolution with a chirp
-//! (Bluestein, 1970), which is three transforms of a power of two. All is computed in f64, but for f32 where [`radix`] can.
+//! They are computed in f64 for f64, and else in f32; a node keeps the plans of its lengths ([`Plans`]).
 
 use super::{Call, Definition, Known, Made, Operator, Types, Unclear, axis, ints, typed};
 use smallvec::smallvec;
-use std::f64::consts::PI;
 use stepalloc_kernels::{
-    blocks::{Source, put},
-    fft::{self, Radix, factors},
-    no,
+    fft::{Complex, Float, LINES, Lines, Plans, make_ends_real, mirror},
+    real::{Space, Target, is_double, widened, widened_bytes},
 };
-use stepalloc_tensor::{DataType, OpError, Type, View, ViewMut};
+use stepalloc_tensor::{OpError, Type, View};
 
-/// A longer transform is taken for a mistake: its tables alone would fill the memory.
-const LONGEST: i64 = 1 << 28;
+/// A longer transform is taken for a mistake: its plan, of which no limit of memory knows, would take gigabytes.
+const LONGEST: i64 = 1 << 24;
 
 pub(super) fn make(node: &Definition<'_>) -> Made {
     let attributes = node.attributes;
     Some(Ok(match node.op {
-        "DFT" => Box::new(Dft {
-            axis: attributes.int("axis", if node.opset < 20 { 1 } else { -2 }),
-            inverse: attributes.int("inverse", 0) != 0,
-            onesided: attributes.int("onesided", 0) != 0,
-        }),
-        "STFT" => Box::new(Stft { onesided: attributes.int("onesided", 1) != 0 }),
+        "DFT" => {
+            let inverse = attributes.int("inverse", 0) != 0;
+            Box::new(Dft {
+                axis: attributes.int("axis", if node.opset < 20 { 1 } else { -2 }),
+                inverse,
+                onesided: attributes.int("onesided", 0) != 0,
+                plans: Plans::new(inverse),
+            })
+        }
+        "STFT" => Box::new(Stft { onesided: attributes.int("onesided", 1) != 0, plans: Plans::new(false) }),
         _ => return None,
     }))
-}
-
-/// Real and imaginary part.
-type Complex = [f64; 2];
-
-fn times([a, b]: Complex, [c, d]: Complex) -> Complex {
-    [a * c - b * d, a * d + b * c]
-}
-
-/// e to the power of i times this angle.
-fn turned(angle: f64) -> Complex {
-    let (sin, cos) = angle.sin_cos();
-    [cos, sin]
-}
-
-/// Transforms of one length.
-struct Transform<'a> {
-    length: usize,
-    /// What is transformed; longer than that for a chirp's convolution.
-    data: &'a mut [Complex],
-    /// The roots of one that halving needs.
-    roots: &'a mut [Complex],
-    /// Empty for powers of two.
-    chirp: &'a mut [Complex],
-    /// The chirp's transform.
-    filter: &'a mut [Complex],
-}
-
-impl<'a> Transform<'a> {
-    /// The power of two that is halved.
-    fn padded(length: usize) -> usize {
-        if length.is_power_of_two() { length } else { (2 * length - 1).next_power_of_two() }
-    }
-
-    /// Scratch memory for it, in bytes.
-    fn bytes(length: usize) -> usize {
-        let padded = Self::padded(length);
-        let chirp = if padded == length { 0 } else { padded + length };
-        (padded + padded / 2 + chirp) * size_of::<Complex>()
-    }
-
-    fn new(length: usize, scratch: &'a mut [Complex]) -> Self {
-        let padded = Self::padded(length);
-        let (data, rest) = scratch.split_at_mut(padded);
-        let (roots, rest) = rest.split_at_mut(padded / 2);
-        for (at, root) in roots.iter_mut().enumerate() {
-            *root = turned(-2.0 * PI * at as f64 / padded as f64);
-        }
-        if padded == length {
-            return Self { length, data, roots, chirp: &mut [], filter: &mut [] };
-        }
-        let (chirp, rest) = rest.split_at_mut(length);
-        let filter = &mut rest[..padded];
-        filter.fill([0.0; 2]);
-        for (at, chirp) in chirp.iter_mut().enumerate() {
-            // The square's remainder keeps the angle exact.
-            let square = (at as u128 * at as u128 % (2 * length as u128)) as f64;
-            let [cos, sin] = turned(PI * square / length as f64);
-            *chirp = [cos, -sin];
-            filter[at] = [cos, sin];
-            filter[(padded - at) % padded] = [cos, sin];
-        }
-        halve(filter, roots);
-        Self { length, data, roots, chirp, filter }
-    }
-
-    /// Transforms the first elements of the data, as many as it is long.
-    fn forward(&mut self) {
-        if self.chirp.is_empty() {
-            return halve(self.data, self.roots);
-        }
-        let (data, rest) = self.data.split_at_mut(self.length);
-        data.iter_mut().zip(&*self.chirp).for_each(|(x, &chirp)| *x = times(*x, chirp));
-        rest.fill([0.0; 2]);
-        halve(self.data, self.roots);
-        // The inverse is the forward transform with the parts exchanged.
-        for (x, &filter) in self.data.iter_mut().zip(&*self.filter) {
-            let [re, im] = times(*x, filter);
-            *x = [im, re];
-        }
-        halve(self.data, self.roots);
-        let by = 1.0 / self.data.len() as f64;
-        for ([re, im], &chirp) in self.data.iter_mut().zip(&*self.chirp) {
-            [*re, *im] = times([*im * by, *re * by], chirp);
-        }
-    }
-
-    /// The same the other way.
-    fn inverse(&mut self) {
-        let exchange = |[re, im]: &mut Complex| std::mem::swap(re, im);
-        self.data[..self.length].iter_mut().for_each(exchange);
-        self.forward();
-        let by = 1.0 / self.length as f64;
-        self.data[..self.length].iter_mut().for_each(|[re, im]| (*re, *im) = (*im * by, *re * by));
-    }
-}
-
-/// Transforms as many numbers as a power of two.
-fn halve(data: &mut [Complex], roots: &[Complex]) {
-    let length = data.len();
-    if length < 2 {
-        return;
-    }
-    let unused = length.leading_zeros() + 1;
-    for at in 0..length {
-        let mirrored = at.reverse_bits() >> unused;
-        if at < mirrored {
-            data.swap(at, mirrored);
-        }
-    }
-    let mut half = 1;
-    while half < length {
-        let step = length / (2 * half);
-        for block in data.chunks_exact_mut(2 * half) {
-            let (low, high) = block.split_at_mut(half);
-            for ((low, high), &root) in low.iter_mut().zip(high).zip(roots.iter().step_by(step)) {
-                let turned = times(*high, root);
-                *high = [low[0] - turned[0], low[1] - turned[1]];
-                *low = [low[0] + turned[0], low[1] + turned[1]];
-            }
-        }
-        half *= 2;
-    }
 }
 
 /// The one integer that a tensor holds.
@@ -160,11 +38,41 @@ fn scalar(values: &[i64], what: &str) -> Result<i64, OpError> {
     }
 }
 
+/// The one integer of an input.
+fn integer(view: &View<'_>, what: &str) -> Result<i64, OpError> {
+    let values = ints(view).ok_or_else(|| OpError::element_type(format!("its {what} is no integer")))?;
+    scalar(&values, what)
+}
+
 fn transform_length(length: i64) -> Result<usize, OpError> {
     if !(1..=LONGEST).contains(&length) {
         return Err(OpError::value(format!("a transform of length {length} is not between 1 and {LONGEST}")));
     }
     usize::try_from(length).map_err(|_| OpError::value(format!("a transform of length {length} is too long")))
+}
+
+/// Bytes of scratch memory for transforms of a length with so many elements of data at a time, where inputs of these numbers and the
+/// output may be halves.
+fn scratch(
+    plans: &Plans,
+    (length, data): (usize, usize),
+    inputs: &Known<'_>,
+    read: &[usize],
+    output: &Type,
+) -> usize {
+    fn bytes<'t, T: Float>(own: usize, data: usize, types: impl Iterator<Item = &'t Type>) -> usize {
+        let copied = types.map(|ty| widened_bytes::<T>(ty.dtype, ty.elements()));
+        copied.fold(own.saturating_add(Space::bytes::<Complex<T>>(data)), usize::saturating_add)
+    }
+    if output.elements() == 0 {
+        return 0;
+    }
+    let types = read.iter().filter_map(|&at| inputs.opt(at)).chain([output]);
+    match is_double(output.dtype) {
+        Ok(true) => bytes::<f64>(plans.bytes::<f64>(length), data, types),
+        Ok(false) => bytes::<f32>(plans.bytes::<f32>(length), data, types),
+        Err(_) => 0,
+    }
 }
 
 /// Transforms along one dimension; the last holds real and imaginary parts.
@@ -174,6 +82,7 @@ struct Dft {
     inverse: bool,
     /// The half of a spectrum that says what the other is: comes out, or goes in of an inverse transform.
     onesided: bool,
+    plans: Plans,
 }
 
 impl Dft {
@@ -221,121 +130,76 @@ impl Operator for Dft {
         Ok(smallvec![typed(input.dtype, shape)?])
     }
 
-    fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
-        self.known(inputs).map_or(0, |(_, length)| Transform::bytes(length))
+    fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {
+        let (Ok((at, length)), [output, ..]) = (self.known(inputs), outputs) else { return 0 };
+        let inner: usize = output.shape[at + 1..output.rank() - 1].iter().product();
+        scratch(&self.plans, (length, Lines::new(inner, length).elements()), inputs, &[0], output)
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
+        if is_double(call.dtype(0)?)? { self.compute::<f64>(call) } else { self.compute::<f32>(call) }
+    }
+}
+
+impl Dft {
+    fn compute<T: Float>(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, output) = (call.input(0)?, call.output(0)?);
         let told = |at, what| -> Result<Option<i64>, OpError> {
-            let Some(view) = call.opt(at) else { return Ok(None) };
-            scalar(
-                &ints(&view).ok_or_else(|| OpError::element_type(format!("its {what} is no integer")))?,
-                what,
-            )
-            .map(Some)
+            call.opt(at).map(|view| integer(&view, what)).transpose()
         };
         let (at, length) = self.measure(input.shape, told(1, "dft_length")?, told(2, "axis")?)?;
         if output.bytes.is_empty() {
             return Ok(());
         }
-        if let (DataType::F32, Some(factors)) = (input.dtype, factors(length)) {
-            let scratch = &mut call.scratch_of()[..fft::scratch(length)];
-            self.transform_f32(Radix::new(length, factors, scratch), &input, output, at);
-            return Ok(());
-        }
-        let transform = Transform::new(length, call.scratch_of());
-        let out = output.shape;
-        if !input.dtype.is_float() {
-            return Err(no(input.dtype));
-        }
-        self.transform(transform, &input, out, output.bytes, at);
-        Ok(())
-    }
-}
-
-impl Dft {
-    /// The same in f32, for lengths of small factors.
-    fn transform_f32(&self, mut radix: Radix<'_>, view: &View<'_>, output: ViewMut<'_>, at: usize) {
-        let (input, shape, out) = (view.elements::<f32>(), view.shape, output.shape);
-        let (output, last) = (output.elements::<f32>(), out.len() - 1);
-        let (parts, made) = (shape[last], out[last]);
-        let inner: usize = shape[at + 1..last].iter().product();
-        let (from, to, length) = (shape[at], out[at], radix.data.len());
-        let outer: usize = shape[..at].iter().product();
-        for (outer, inner_at) in (0..outer).flat_map(|outer| (0..inner).map(move |at| (outer, at))) {
-            radix.data.fill([0.0; 2]);
-            for (k, x) in radix.data.iter_mut().enumerate().take(from) {
-                let place = ((outer * from + k) * inner + inner_at) * parts;
-                *x = [input[place], if parts == 2 { input[place + 1] } else { 0.0 }];
+        let (shape, out) = (input.shape, output.shape);
+        let last = shape.len() - 1;
+        let (from, to, parts) = (shape[at], out[at], shape[last]);
+        let (outer, inner): (usize, usize) =
+            (shape[..at].iter().product(), shape[at + 1..last].iter().product());
+        let mut space = Space(call.scratch());
+        let input = widened::<T>(&input, &mut space)?;
+        let target = Target::<T>::new(output, &mut space)?;
+        let mut transform = self.plans.transform::<T>(length, &mut space)?;
+        let lines = Lines::new(inner, length);
+        let memory = space.take::<Complex<T>>(lines.elements())?;
+        let firsts = (0..outer).flat_map(|outer| (0..inner).step_by(LINES).map(move |at| (outer, at)));
+        for (outer, inner_at) in firsts {
+            let data = &mut memory[..LINES.min(inner - inner_at) * lines.pitch];
+            let (first, taken) = (outer * from * inner + inner_at, from.min(length));
+            if taken > 0 && parts == 1 {
+                lines.gather(&input[first..], data, taken, |re| Complex::new(re, T::default()));
+            } else if taken > 0 {
+                lines.gather(&bytemuck::cast_slice(input)[first..], data, taken, |x: Complex<T>| x);
             }
-            if self.inverse && self.onesided {
-                for k in 1..length.div_ceil(2) {
-                    let [re, im] = radix.data[k];
-                    radix.data[length - k] = [re, -im];
+            for line in data.chunks_exact_mut(lines.pitch) {
+                let line = &mut line[..length];
+                line[taken..].fill(Complex::default());
+                if self.inverse && self.onesided {
+                    mirror(line);
+                }
+                transform.run(line);
+                // The spectrum of real numbers is symmetric, whatever was rounded.
+                match parts == 1 {
+                    true if self.onesided => make_ends_real(line),
+                    true => mirror(line),
+                    false => (),
                 }
             }
-            radix.run(self.inverse);
-            if parts == 1 {
-                // A real signal's spectrum is symmetric, whatever was rounded.
-                for k in 0..=length / 2 {
-                    let [re, im] = radix.data[k];
-                    let other = (length - k) % length;
-                    radix.data[other] = if other == k { [re, 0.0] } else { [re, -im] };
-                }
-            }
-            for (k, x) in radix.data.iter().enumerate().take(to) {
-                let place = ((outer * to + k) * inner + inner_at) * made;
-                output[place..place + made].copy_from_slice(&x[..made]);
-            }
-        }
-    }
-
-    fn transform(
-        &self,
-        mut transform: Transform<'_>,
-        view: &View<'_>,
-        out: &[usize],
-        output: &mut [u8],
-        at: usize,
-    ) {
-        let (input, shape, last) = (Source::new(view), view.shape, out.len() - 1);
-        let (parts, made) = (shape[last], out[last]);
-        let inner: usize = shape[at + 1..last].iter().product();
-        let (from, to, length) = (shape[at], out[at], transform.length);
-        let outer: usize = shape[..at].iter().product();
-        for (outer, inner_at) in (0..outer).flat_map(|outer| (0..inner).map(move |at| (outer, at))) {
-            let data = &mut transform.data[..length];
-            data.fill([0.0; 2]);
-            for (k, x) in data.iter_mut().enumerate().take(from) {
-                let place = ((outer * from + k) * inner + inner_at) * parts;
-                x[0] = input.at(place);
-                x[1] = if parts == 2 { input.at(place + 1) } else { 0.0 };
-            }
-            if self.inverse && self.onesided {
-                for k in 1..length.div_ceil(2) {
-                    let [re, im] = data[k];
-                    data[length - k] = [re, -im];
-                }
-            }
-            if self.inverse {
-                transform.inverse()
+            let first = outer * to * inner + inner_at;
+            if out[last] == 1 {
+                lines.scatter(data, &mut target.wide[first..], to, |x| x.re);
             } else {
-                transform.forward()
-            }
-            for (k, x) in transform.data.iter().enumerate().take(to) {
-                let place = ((outer * to + k) * inner + inner_at) * made;
-                for (part, &x) in x.iter().enumerate().take(made) {
-                    put(view.dtype, output, place + part, x);
-                }
+                lines.scatter(data, &mut bytemuck::cast_slice_mut(target.wide)[first..], to, |x| x);
             }
         }
+        target.finish()
     }
 }
 
 /// Transforms of overlapping frames of a signal.
 struct Stft {
     onesided: bool,
+    plans: Plans,
 }
 
 /// What an STFT goes by.
@@ -410,76 +274,213 @@ impl Operator for Stft {
         Ok(smallvec![typed(inputs.ty(0)?.dtype, shape)?])
     }
 
-    fn scratch(&self, inputs: &Known<'_>, _: &[Type]) -> usize {
-        self.known(inputs).map_or(0, |frames| Transform::bytes(frames.length))
+    fn scratch(&self, inputs: &Known<'_>, outputs: &[Type]) -> usize {
+        let (Ok(frames), [output, ..]) = (self.known(inputs), outputs) else { return 0 };
+        scratch(&self.plans, (frames.length, frames.length), inputs, &[0, 2], output)
     }
 
     fn run(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
+        if is_double(call.dtype(0)?)? { self.compute::<f64>(call) } else { self.compute::<f32>(call) }
+    }
+}
+
+impl Stft {
+    fn compute<T: Float>(&self, call: &mut Call<'_, '_>) -> Result<(), OpError> {
         let (input, window, output) = (call.input(0)?, call.opt(2), call.output(0)?);
-        let told = |view: &View<'_>, what| -> Result<i64, OpError> {
-            scalar(
-                &ints(view).ok_or_else(|| OpError::element_type(format!("its {what} is no integer")))?,
-                what,
-            )
-        };
-        let step = told(&call.input(1)?, "frame_step")?;
-        let length = call.opt(3).map(|view| told(&view, "frame_length")).transpose()?;
+        let step = integer(&call.input(1)?, "frame_step")?;
+        let length = call.opt(3).map(|view| integer(&view, "frame_length")).transpose()?;
         let frames = self.measure(input.shape, step, window.map(|window| window.shape), length)?;
-        let mut transform = Transform::new(frames.length, call.scratch_of());
         if window.is_some_and(|window| window.dtype != input.dtype) {
             return Err(OpError::element_type("window and signal have elements of two types"));
         }
-        let bins = self.bins(frames.length);
-        let dtype = input.dtype;
-        if !dtype.is_float() {
-            return Err(no(dtype));
+        if output.bytes.is_empty() {
+            return Ok(());
         }
-        let (input, window) = (Source::new(&input), window.as_ref().map(Source::new));
-        for (number, to) in output.bytes.chunks_exact_mut(bins * 2 * dtype.bytes()).enumerate() {
+        let mut space = Space(call.scratch());
+        let input = widened::<T>(&input, &mut space)?;
+        let window = window.map(|window| widened::<T>(&window, &mut space)).transpose()?;
+        let target = Target::<T>::new(output, &mut space)?;
+        let mut transform = self.plans.transform::<T>(frames.length, &mut space)?;
+        let data = space.take::<Complex<T>>(frames.length)?;
+        let bins = self.bins(frames.length);
+        let output: &mut [Complex<T>] = bytemuck::cast_slice_mut(target.wide);
+        for (number, to) in output.chunks_exact_mut(bins).enumerate() {
             let (batch, frame) = (number / frames.count, number % frames.count);
             let first = batch * frames.signal + frame * frames.step;
-            for (k, x) in transform.data[..frames.length].iter_mut().enumerate() {
-                let weight = window.map_or(1.0, |window| window.at(k));
-                let place = (first + k) * frames.parts;
-                x[0] = input.at(place) * weight;
-                x[1] = if frames.parts == 2 { input.at(place + 1) * weight } else { 0.0 };
+            if frames.parts == 1 {
+                let real = input[first..].iter().zip(&mut *data);
+                real.for_each(|(&re, x)| *x = Complex::new(re, T::default()));
+            } else {
+                data.copy_from_slice(&bytemuck::cast_slice(input)[first..][..frames.length]);
             }
-            transform.forward();
-            for (at, x) in transform.data.iter().enumerate().take(bins) {
-                put(dtype, to, 2 * at, x[0]);
-                put(dtype, to, 2 * at + 1, x[1]);
+            if let Some(window) = window {
+                data.iter_mut().zip(window).for_each(|(x, &weight)| *x = *x * weight);
             }
+            transform.run(data);
+            match frames.parts == 1 {
+                true if self.onesided => make_ends_real(data),
+                true => mirror(data),
+                false => (),
+            }
+            to.copy_from_slice(&data[..bins]);
         }
-        Ok(())
+        target.finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trial::Trial;
+    use std::f64::consts::PI;
+    use stepalloc_tensor::{Number, Tensor, bf16, f16};
+
+    fn value(at: usize) -> f64 {
+        (at as f64 * 0.7).sin() + (at * at % 11) as f64 / 11.0
+    }
+
+    fn tensor<T: Number>(shape: &[usize], values: &[f64]) -> Tensor {
+        let elements: Vec<_> = values.iter().map(|&x| T::from_f64(x)).collect();
+        Tensor::from_elements(shape, &elements).expect("as many as the shape says")
+    }
+
+    fn integer(value: usize) -> Tensor {
+        Tensor::from_elements([], &[value as i64]).expect("one")
+    }
+
+    /// A transform of a line as it is defined.
+    fn defined(line: &[Complex<f64>], inverse: bool) -> Vec<Complex<f64>> {
+        let (length, sign) = (line.len(), if inverse { 1.0 } else { -1.0 });
+        let root =
+            |at: usize| Complex::from_polar(1.0, sign * 2.0 * PI * (at % length) as f64 / length as f64);
+        let by = if inverse { 1.0 / length as f64 } else { 1.0 };
+        (0..length)
+            .map(|k| line.iter().enumerate().map(|(n, x)| x * root(n * k)).sum::<Complex<f64>>() * by)
+            .collect()
+    }
+
+    fn close<T: Number>(made: &Tensor, shape: &[usize], wanted: &[f64], tolerance: f64, what: &str) {
+        assert_eq!((&made.ty().shape[..], made.ty().dtype), (shape, T::DTYPE), "{what}");
+        for (at, (made, wanted)) in made.view().elements::<T>().iter().zip(wanted).enumerate() {
+            let made = made.to_f64();
+            let distance = (made - wanted).abs();
+            assert!(distance <= tolerance * (1.0 + wanted.abs()), "{what}: {made} {wanted} at {at}");
+        }
+    }
+
+    /// Transforms along dimension 1 of [2, from, inner, parts].
+    fn dft<T: Number>(tolerance: f64) {
+        let lengths = [(1, 1), (2, 2), (7, 7), (8, 8), (12, 9), (9, 12), (0, 4), (101, 101)];
+        let kinds = [
+            (1, false, false),
+            (2, false, false),
+            (1, true, false),
+            (2, true, false),
+            (1, false, true),
+            (2, true, true),
+        ];
+        for ((from, length), inner, (parts, inverse, onesided)) in lengths
+            .into_iter()
+            .flat_map(|lengths| [1, 3, 2 * LINES + 1].map(|inner| (lengths, inner)))
+            .flat_map(|(lengths, inner)| kinds.map(|kind| (lengths, inner, kind)))
+        {
+            let what = format!(
+                "{:?}: {from} to {length}, {inner} apart, {parts} parts, inverse {inverse}, onesided {onesided}",
+                T::DTYPE
+            );
+            let to = if onesided && !inverse { length / 2 + 1 } else { length };
+            let made_parts = if onesided && inverse { 1 } else { 2 };
+            let input = tensor::<T>(
+                &[2, from, inner, parts],
+                &(0..2 * from * inner * parts).map(value).collect::<Vec<_>>(),
+            );
+            let read: Vec<_> = input.view().elements::<T>().iter().map(|x| x.to_f64()).collect();
+            let mut wanted = vec![0.0; 2 * to * inner * made_parts];
+            for (outer, at) in (0..2).flat_map(|outer| (0..inner).map(move |at| (outer, at))) {
+                let part = |k: usize, part: usize| read[((outer * from + k) * inner + at) * parts + part];
+                let mut line: Vec<_> = (0..length)
+                    .map(|k| {
+                        if k < from {
+                            Complex::new(part(k, 0), if parts == 2 { part(k, 1) } else { 0.0 })
+                        } else {
+                            Complex::default()
+                        }
+                    })
+                    .collect();
+                if inverse && onesided {
+                    let half = line.clone();
+                    (length / 2 + 1..length).for_each(|k| line[k] = half[length - k].conj());
+                }
+                for (k, x) in defined(&line, inverse).iter().enumerate().take(to) {
+                    let place = ((outer * to + k) * inner + at) * made_parts;
+                    wanted[place..place + made_parts].copy_from_slice(&[x.re, x.im][..made_parts]);
+                }
+            }
+            let trial = Trial::new("DFT", &[], [input, integer(length), integer(1)]);
+            let trial = trial.int("inverse", inverse.into()).int("onesided", onesided.into());
+            let made = &trial.run().expect(&what)[0];
+            close::<T>(made, &[2, to, inner, made_parts], &wanted, tolerance, &what);
+        }
+    }
 
     #[test]
-    fn all_lengths_are_what_the_definition_says() {
-        for length in [1, 2, 3, 5, 8, 12, 17, 64, 100] {
-            let signal: Vec<Complex> =
-                (0..length).map(|n| [(n as f64 * 0.7).sin(), (n * n % 11) as f64]).collect();
-            let mut scratch = vec![[0.0; 2]; Transform::bytes(length) / size_of::<Complex>()];
-            let mut transform = Transform::new(length, &mut scratch);
-            transform.data[..length].copy_from_slice(&signal);
-            transform.forward();
-            for (k, got) in transform.data[..length].iter().enumerate() {
-                let wanted = signal.iter().enumerate().fold([0.0; 2], |sum: Complex, (n, &x)| {
-                    let x = times(x, turned(-2.0 * PI * (k * n % length) as f64 / length as f64));
-                    [sum[0] + x[0], sum[1] + x[1]]
-                });
-                assert!(
-                    (got[0] - wanted[0]).abs() < 1e-9 && (got[1] - wanted[1]).abs() < 1e-9,
-                    "{length} {k}"
-                );
+    fn transforms_along_any_dimension_are_what_the_definition_says() {
+        dft::<f32>(1e-5);
+        dft::<f64>(1e-12);
+        dft::<f16>(1e-3);
+        dft::<bf16>(8e-3);
+    }
+
+    /// Frames of a signal [2, 50, parts].
+    fn stft<T: Number>(tolerance: f64) {
+        for (length, parts, onesided) in [12, 13].into_iter().flat_map(|length| {
+            [(1, true), (1, false), (2, false)].map(|(parts, onesided)| (length, parts, onesided))
+        }) {
+            let what = format!("{:?}: frames of {length}, {parts} parts, onesided {onesided}", T::DTYPE);
+            let signal = tensor::<T>(&[2, 50, parts], &(0..100 * parts).map(value).collect::<Vec<_>>());
+            let window = tensor::<T>(&[length], &(0..length).map(|at| value(at + 3)).collect::<Vec<_>>());
+            let read = |tensor: &Tensor| -> Vec<f64> {
+                tensor.view().elements::<T>().iter().map(|x| x.to_f64()).collect()
+            };
+            let (x, weights) = (read(&signal), read(&window));
+            let (count, bins) = ((50 - length) / 5 + 1, if onesided { length / 2 + 1 } else { length });
+            let mut wanted = Vec::new();
+            for (batch, frame) in (0..2).flat_map(|batch| (0..count).map(move |frame| (batch, frame))) {
+                let part = |k: usize, part: usize| {
+                    if part < parts {
+                        x[(batch * 50 + frame * 5 + k) * parts + part] * weights[k]
+                    } else {
+                        0.0
+                    }
+                };
+                let line: Vec<_> = (0..length).map(|k| Complex::new(part(k, 0), part(k, 1))).collect();
+                wanted.extend(defined(&line, false)[..bins].iter().flat_map(|x| [x.re, x.im]));
             }
-            transform.inverse();
-            for (got, wanted) in transform.data.iter().zip(&signal) {
-                assert!((got[0] - wanted[0]).abs() < 1e-10 && (got[1] - wanted[1]).abs() < 1e-10, "{length}");
+            let trial = Trial::new("STFT", &[], [signal, integer(5), window]);
+            let made = &trial.int("onesided", onesided.into()).run().expect(&what)[0];
+            close::<T>(made, &[2, count, bins, 2], &wanted, tolerance, &what);
+        }
+    }
+
+    #[test]
+    fn frames_are_weighted_and_transformed() {
+        stft::<f32>(1e-5);
+        stft::<f64>(1e-12);
+        stft::<f16>(1e-3);
+    }
+
+    #[test]
+    fn spectra_of_real_numbers_are_symmetric_to_the_last_bit() {
+        for length in [30, 37, 64] {
+            let signal = tensor::<f32>(&[1, length, 1], &(0..length).map(value).collect::<Vec<_>>());
+            let made = Trial::new("DFT", &[], [&signal]).run().expect("it runs");
+            let stft =
+                Trial::new("STFT", &[], [signal, integer(1)]).int("onesided", 0).run().expect("it runs");
+            for made in [&made[0], &stft[0]] {
+                let made: &[[f32; 2]] = bytemuck::cast_slice(made.view().elements::<f32>());
+                for (k, &[re, im]) in made.iter().enumerate() {
+                    assert_eq!(made[(length - k) % length], [re, -im], "{k} of {length}");
+                }
             }
         }
     }

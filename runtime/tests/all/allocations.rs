@@ -99,6 +99,38 @@ fn attention_takes_nothing() {
 }
 
 #[test]
+fn transforms_take_nothing_after_their_lengths_are_planned() {
+    // Small factors, a small prime, a prime that is transformed as a convolution.
+    for length in [400, 37, 1009] {
+        let model = built([
+            value(11, "x", 1, &[3, length, 1]),
+            ints("axis", &[], &[1]),
+            node("DFT", &["x", "", "axis"], &["spectrum"]),
+            node("DFT", &["spectrum", "", "axis"], &["back"]).message(5, &number("inverse", 1)),
+            ints("step", &[], &[16]),
+            ints("frame", &[], &[length as i64 / 2]),
+            node("STFT", &["x", "step", "", "frame"], &["frames"]),
+            value(12, "back", 1, &[3, length, 2]),
+            value(12, "frames", 1, &[3, (length - length / 2) / 16 + 1, length / 4 + 1, 2]),
+        ]);
+        let session = Session::new(&model);
+        let mut binding = session.binding();
+        binding
+            .bind_input("x", floats(&[3, length, 1], &marks(3 * length, length)))
+            .expect("it is as declared");
+        for run in 0..3 {
+            let (done, asked) = blocks(|| binding.run());
+            done.expect("it runs");
+            assert!(run < 1 || asked == 0, "run {run} of length {length} asks for memory {asked} times");
+        }
+        let made: Vec<_> =
+            binding.outputs().flatten().map(|made| made.view().elements::<f32>().to_vec()).collect();
+        let real: Vec<_> = made[0].iter().step_by(2).map(|x| x.round()).collect();
+        assert_eq!(real, marks(3 * length, length));
+    }
+}
+
+#[test]
 fn nodes_of_more_operands_than_usual_take_nothing() {
     let names: Vec<_> = (0..40).map(|index| format!("part {index}")).collect();
     let outputs: Vec<_> = names.iter().map(String::as_str).collect();
