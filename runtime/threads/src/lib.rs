@@ -33,7 +33,11 @@ impl Pool {
         let mut handles = Vec::new();
         let spawn = |worker: rayon::ThreadBuilder| {
             let name = format!("stepalloc-{}", worker.index());
-            handles.push(thread::Builder::new().name(name).spawn(|| worker.run())?);
+            let run = || {
+                touch_stack();
+                worker.run();
+            };
+            handles.push(thread::Builder::new().name(name).spawn(run)?);
             Ok(())
         };
         let threads = ThreadPoolBuilder::new().num_threads(count).spawn_handler(spawn).build().ok()?;
@@ -70,6 +74,15 @@ impl Threads {
         }
     }
 }
+
+/// Pages of a thread's stack that kernels use are there from its begin on, whenever it first has a part of the work.
+#[inline(never)]
+fn touch_stack() {
+    std::hint::black_box([0u8; STACK]);
+}
+
+/// Bytes of the stack that kernels use: sums of tiles, above all.
+const STACK: usize = 128 << 10;
 
 /// Cores that share work.
 pub fn count() -> usize {
