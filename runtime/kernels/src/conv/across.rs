@@ -10,7 +10,7 @@ use crate::conv::direct::POINT;
 use crate::conv::finish::{Finish, First};
 use crate::conv::parts::Parts;
 use crate::conv::window::Axis;
-use crate::conv::{Done, Share, Sizes, by_groups};
+use crate::conv::{Done, Planes, Rows, Share, Sizes, by_groups};
 use crate::gemm::packed::{Columns, FILLED, PANEL, ROWS, vectors};
 use crate::gemm::prepacked::Layout;
 use rten_simd::ops::{BitOps, NumOps};
@@ -25,6 +25,8 @@ const BAND: usize = 128 << 10;
 const MOST: usize = 4;
 /// Fewer weights of a filter do not pay for the turning of its sums, by whether its window is a point.
 const LEAST_DEPTH: [usize; 2] = [128, 96];
+/// So many filters are shared among cores, and rows of fewer.
+const FILTERS: usize = 4 * PANEL;
 /// With more places, elements of neighbouring channels are on pages far from each other, and laid side by side when they are read for a
 /// window of one point ([`direct`](super::direct)).
 const MOST_PLACES: usize = 400;
@@ -106,6 +108,12 @@ impl Across {
         Layout { rows: sizes.depth(), cols: to * groups, transposed: true, groups, taps }
     }
 
+    /// Rows that cores share where filters are too few for all of them to have whole panels.
+    fn shared_rows(&self, sizes: &Sizes) -> Rows {
+        let is_by_filters = self.parts.is_some() || sizes.batch * sizes.group * sizes.to >= FILTERS;
+        Rows { count: self.rows, step: 1, least: if is_by_filters { usize::MAX } else { 4 } }
+    }
+
     /// Elements of a padded plane.
     fn plane(&self) -> usize {
         self.met * self.pitch
@@ -175,8 +183,8 @@ pub fn convolve(
 ) {
     let (places, image) = (sizes.window.output(), sizes.from * sizes.window.input());
     let for_one = across.scratch(sizes);
-    by_groups(sizes, out, (scratch, for_one), &|share| {
-        let Share { next, image_group, within, out, scratch, is_first } = share;
+    by_groups(sizes, out, (scratch, for_one), across.shared_rows(sizes), &|share| {
+        let Share { next, image_group, within, out, rows, scratch, is_first } = share;
         let group = image_group % sizes.group;
         let done = done.map(|done| move |index: usize, part: &mut [f32]| done(next * places + index, part));
         Tiles {
@@ -188,6 +196,7 @@ pub fn convolve(
             first: within,
             bias: bias.map(|bias| &bias[group * sizes.to + within..]),
             out,
+            rows,
             scratch,
             is_first,
             finish: finish.from(next * places),
@@ -209,7 +218,9 @@ pub(super) struct Tiles<'a> {
     pub(super) first: usize,
     /// Of these filters.
     pub(super) bias: Option<&'a [f32]>,
-    pub(super) out: &'a mut [f32],
+    pub(super) out: Planes<'a>,
+    /// The rows of these planes that are computed.
+    rows: Range<usize>,
     scratch: &'a mut [f32],
     /// Whether nothing was computed in this scratch memory yet.
     is_first: bool,
@@ -235,13 +246,13 @@ impl SimdOp for Tiles<'_> {
             laid.fill(0.0);
             across.offsets(sizes.from, offsets);
         }
-        for first in (0..across.rows).step_by(across.band) {
-            let rows = first..(first + across.band).min(across.rows);
+        for first in self.rows.clone().step_by(across.band) {
+            let rows = first..(first + across.band).min(self.rows.end);
             let x = if across.is_padded {
                 across.pad(isa, self.x, &rows, laid);
                 &*laid
             } else {
-                self.x
+                &self.x[rows.start * across.vertical.stride * across.pitch..]
             };
             self.band(isa, x, offsets, sums, rows);
         }
@@ -274,7 +285,8 @@ impl Tiles<'_> {
         for filter in 0..filters.len() {
             let at = filter * places + from;
             if let Some(done) = self.done {
-                done(at, &mut self.out[at..][..to - from]);
+                // SAFETY: nobody else has these rows.
+                done(at, unsafe { self.out.elements(at, to - from) });
             }
         }
     }
@@ -303,7 +315,10 @@ impl Tiles<'_> {
                 for at in (0..count).step_by(ops.len()) {
                     let sum = ops.add(ops.load(&row[at..]), bias);
                     let first = if count - at < ops.len() { rest } else { whole };
-                    self.finish.store(isa, sum, self.out, plane * places + begin + at, first);
+                    let index = plane * places + begin + at;
+                    let sum = self.finish.finished(isa, sum, index, first);
+                    // SAFETY: nobody else has these places, and there are so many.
+                    first.store(isa, sum, unsafe { self.out.elements(index, first.count()) });
                 }
             }
         }

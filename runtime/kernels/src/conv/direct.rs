@@ -8,7 +8,7 @@
 
 use crate::conv::finish::{Finish, First, bounded};
 use crate::conv::window::Axis;
-use crate::conv::{Part, Sizes};
+use crate::conv::{Part, Planes, Rows, Sizes};
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
 use std::ops::Range;
@@ -117,6 +117,13 @@ impl Frame {
         let fits = is_input || laid <= input.saturating_mul(MOST).clamp(BAND, BANDS * BAND);
         let fits = fits && laid <= u32::MAX as usize;
         fits.then_some(frame)
+    }
+
+    /// Rows that cores share: places, where they are not in rows.
+    pub(super) fn shared_rows(&self) -> Rows {
+        let (count, is_flat) = (self.rows, self.pitch == 1);
+        let (step, least) = if is_flat { (WIDEST, 4 * WIDEST) } else { (1, 8) };
+        Rows { count, step, least }
     }
 
     fn phases(&self) -> usize {
@@ -242,7 +249,8 @@ impl SimdOp for Direct<'_> {
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
-        let Self { frame, part: Part { sizes, x, w, bias, out, scratch, is_first, finish, done } } = self;
+        let Self { frame, part } = self;
+        let Part { sizes, x, w, bias, out, rows: wanted, scratch, is_first, finish, done } = part;
         let (places, depth) = (frame.rows * frame.width, sizes.depth());
         let filters = out.len() / places;
         let (laid, scratch) = scratch.split_at_mut(frame.elements(sizes.from));
@@ -251,8 +259,8 @@ impl SimdOp for Direct<'_> {
         if is_first {
             frame.offsets(sizes.from, offsets);
         }
-        for first in (0..frame.rows).step_by(frame.band) {
-            let rows = first..(first + frame.band).min(frame.rows);
+        for first in wanted.clone().step_by(frame.band) {
+            let rows = first..(first + frame.band).min(wanted.end);
             let (x, start) = if frame.is_input {
                 (x, rows.start * frame.pitch)
             } else {
@@ -270,7 +278,8 @@ impl SimdOp for Direct<'_> {
             }
             for filter in 0..filters {
                 let at = filter * places + rows.start * frame.width;
-                let out = &mut out[at..][..rows.len() * frame.width];
+                // SAFETY: nobody else has these rows.
+                let out = unsafe { out.elements(at, rows.len() * frame.width) };
                 if !frame.is_along_rows {
                     finish.from(at).apply_in(isa, out);
                 }
@@ -292,7 +301,7 @@ struct Band<'a> {
     depth: usize,
     bias: Option<&'a [f32]>,
     offsets: &'a [u32],
-    out: &'a mut [f32],
+    out: Planes<'a>,
     rows: Range<usize>,
     panel: &'a mut [f32],
     finish: Finish<'a>,
@@ -392,7 +401,9 @@ impl Band<'_> {
             for (v, sum) in sums.into_iter().enumerate() {
                 ops.store(ops.add(sum, bias), &mut buffer[v * ops.len()..]);
             }
-            let out = &mut self.out[(first + f) * places + self.rows.start * width..];
+            let begin = (first + f) * places + self.rows.start * width;
+            // SAFETY: nobody else has these rows.
+            let out = unsafe { self.out.elements(begin, self.rows.len() * width) };
             // Along rows, without what lies in the padding.
             let mut done = 0;
             while done < count {
@@ -431,7 +442,7 @@ impl Band<'_> {
         }
         let index = |f: usize, v: usize| begin + f * places + v * ops.len();
         // Of the last vector there may be less.
-        let rest = First::new(isa, count - (V - 1) * ops.len());
+        let (whole, rest) = (First::new(isa, ops.len()), First::new(isa, count - (V - 1) * ops.len()));
         if let Some(added) = finish.added {
             for f in 0..F {
                 for v in 0..V {
@@ -445,8 +456,9 @@ impl Band<'_> {
         for f in 0..F {
             for v in 0..V {
                 let sum = bounded(isa, sums[f][v], bounds);
-                let to = &mut self.out[index(f, v)..];
-                if v + 1 < V { ops.store(sum, to) } else { rest.store(isa, sum, to) }
+                let first = if v + 1 < V { whole } else { rest };
+                // SAFETY: nobody else has these places.
+                first.store(isa, sum, unsafe { self.out.elements(index(f, v), first.count()) });
             }
         }
     }

@@ -66,13 +66,19 @@ impl<'a> Finish<'a> {
     /// Stores a vector's first sums from an index on.
     #[inline(always)]
     pub(super) fn store<I: Isa>(&self, isa: I, sums: I::F32, out: &mut [f32], at: usize, first: First<I>) {
+        first.store(isa, self.finished(isa, sums, at, first), &mut out[at..]);
+    }
+
+    /// A vector's first sums, which are an output's from an index on.
+    #[inline(always)]
+    pub(super) fn finished<I: Isa>(&self, isa: I, sums: I::F32, at: usize, first: First<I>) -> I::F32 {
         let ops = isa.f32();
         let mut sums = sums;
         if let Some(added) = self.added {
             sums = ops.add(sums, first.load(isa, &added[at..]));
         }
         let bounds = (ops.splat(self.least), ops.splat(self.most));
-        first.store(isa, bounded(isa, sums, bounds), &mut out[at..]);
+        bounded(isa, sums, bounds)
     }
 }
 
@@ -90,6 +96,12 @@ impl<I: Isa> First<I> {
         let ops = isa.f32();
         let count = count.min(ops.len());
         Self { count, mask: ops.first_n_mask(count) }
+    }
+
+    /// How many.
+    #[inline(always)]
+    pub fn count(self) -> usize {
+        self.count
     }
 
     /// Of a slice that has as many; the others are 0.

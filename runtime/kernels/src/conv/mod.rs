@@ -23,6 +23,7 @@ use direct::Direct;
 use dot::Dots;
 use finish::Finish;
 use rten_simd::SimdOp;
+use std::marker::PhantomData;
 use std::ops::Range;
 use stepalloc_tensor::{DataType, Element, Number, OpError, Type};
 use stepalloc_threads as threads;
@@ -139,7 +140,9 @@ struct Part<'a> {
     /// As many rows of weights as there are filters, and as many planes of the output.
     pub w: &'a [f32],
     pub bias: Option<&'a [f32]>,
-    pub out: &'a mut [f32],
+    pub out: Planes<'a>,
+    /// The rows of these planes that are computed.
+    pub rows: Range<usize>,
     pub scratch: &'a mut [f32],
     /// Whether nothing was computed in this scratch memory yet.
     pub is_first: bool,
@@ -217,8 +220,12 @@ pub fn convolve(
             );
         }
     };
-    by_groups(sizes, out, (scratch, for_one), &|share| {
-        let Share { next, image_group, within, out, scratch, is_first } = share;
+    let rows = match each {
+        Each::Direct(frame) => frame.shared_rows(),
+        Each::Dots => Rows { count: sizes.window.rows(), step: 1, least: usize::MAX },
+    };
+    by_groups(sizes, out, (scratch, for_one), rows, &|share| {
+        let Share { next, image_group, within, out, rows, scratch, is_first } = share;
         let count = out.len() / places;
         let filter = image_group % sizes.group * to + within;
         let done = done.map(|done| move |index: usize, part: &mut [f32]| done(next * places + index, part));
@@ -228,6 +235,7 @@ pub fn convolve(
             w: &w[filter * depth..][..count * depth],
             bias: bias.map(|bias| &bias[filter..][..count]),
             out,
+            rows,
             scratch,
             is_first,
             finish: finish.from(next * places),
@@ -249,34 +257,114 @@ struct Share<'a> {
     /// The first filter in the group.
     within: usize,
     /// Planes of the output, as many as there are filters.
-    out: &'a mut [f32],
+    out: Planes<'a>,
+    /// The rows of these planes that it computes.
+    rows: Range<usize>,
     /// Of the core, of which nobody took any before if `is_first`.
     scratch: &'a mut [f32],
     is_first: bool,
 }
 
-/// Filters of all groups of all images, shared out evenly among as many cores as there is scratch memory for.
+/// Rows of planes that cores share.
+struct Rows {
+    /// Of a plane.
+    count: usize,
+    /// A core begins with a multiple of so many.
+    step: usize,
+    /// And has at least so many, or filters are shared instead, with all rows.
+    least: usize,
+}
+
+/// Filters of all groups of all images, shared out evenly among as many cores as there is scratch memory for; or rows of all of them, where
+/// cores can have some.
 fn by_groups(
     sizes: &Sizes,
     out: &mut [f32],
     (scratch, for_one): (&mut [f32], usize),
+    Rows { count, step, least }: Rows,
     compute: &(dyn Fn(Share<'_>) + Sync),
 ) {
     let (places, to) = (sizes.window.output(), sizes.to);
     let cores = if sizes.is_small() { 1 } else { (scratch.len() / for_one).max(1) };
+    if cores > 1 && count / cores >= least {
+        let (all, share) = (Planes::new(out), count.div_ceil(cores).next_multiple_of(step));
+        threads::pieces(&mut scratch[..cores * for_one], for_one, 1, &|number, scratch| {
+            let rows = number * share..((number + 1) * share).min(count);
+            for image_group in 0..if rows.is_empty() { 0 } else { sizes.batch * sizes.group } {
+                let (next, scratch, rows) = (image_group * to, &mut *scratch, rows.clone());
+                // SAFETY: others compute other rows.
+                let out = unsafe { all.part(next * places, to * places) };
+                compute(Share {
+                    next,
+                    image_group,
+                    within: 0,
+                    out,
+                    rows,
+                    scratch,
+                    is_first: image_group == 0,
+                });
+            }
+        });
+        return;
+    }
     let share = (out.len() / places).div_ceil(cores);
     threads::pieces_of_two((out, share * places), (scratch, for_one), 1, &|number, out, scratch| {
         let first = number * share;
         let (mut out, mut next) = (out, first);
         while !out.is_empty() {
             let (image_group, within) = (next / to, next % to);
-            let count = (to - within).min(out.len() / places);
-            let (here, rest) = std::mem::take(&mut out).split_at_mut(count * places);
-            let scratch = &mut *scratch;
-            compute(Share { next, image_group, within, out: here, scratch, is_first: next == first });
-            (out, next) = (rest, next + count);
+            let filters = (to - within).min(out.len() / places);
+            let (here, rest) = std::mem::take(&mut out).split_at_mut(filters * places);
+            let (planes, rows, scratch) = (Planes::new(here), 0..count, &mut *scratch);
+            compute(Share { next, image_group, within, out: planes, rows, scratch, is_first: next == first });
+            (out, next) = (rest, next + filters);
         }
     });
+}
+
+/// Planes of an output, of which several cores write parts.
+#[derive(Clone, Copy)]
+struct Planes<'a> {
+    begin: *mut f32,
+    length: usize,
+    of: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: it is a mutable slice; that parts do not overlap is up to who takes them.
+unsafe impl Send for Planes<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Planes<'_> {}
+
+impl<'a> Planes<'a> {
+    fn new(out: &'a mut [f32]) -> Self {
+        Self { begin: out.as_mut_ptr(), length: out.len(), of: PhantomData }
+    }
+
+    fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Some of them.
+    ///
+    /// # Safety
+    /// Of what is written by way of it, nobody else writes any.
+    unsafe fn part(&self, begin: usize, length: usize) -> Self {
+        assert!(begin <= self.length && length <= self.length - begin, "a part is within the planes");
+        // SAFETY: it is within the slice.
+        Self { begin: unsafe { self.begin.add(begin) }, length, of: PhantomData }
+    }
+
+    /// The elements from there on.
+    ///
+    /// # Safety
+    /// Nobody else has any of them as long as they are there.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref, reason = "see what is asked for")]
+    unsafe fn elements(&self, begin: usize, length: usize) -> &mut [f32] {
+        assert!(begin <= self.length && length <= self.length - begin, "elements are within the planes");
+        // SAFETY: they are within the slice, and nobody else has them.
+        unsafe { std::slice::from_raw_parts_mut(self.begin.add(begin), length) }
+    }
 }
 
 /// Bytes that [`unrolled`] needs.

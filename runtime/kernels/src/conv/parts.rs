@@ -92,9 +92,10 @@ impl Tiles<'_> {
             }
         }
         let places = down.output * right.output;
-        for (plane, out) in self.out.chunks_exact_mut(places).enumerate() {
-            if let Some(done) = self.done {
-                done(plane * places, out);
+        if let Some(done) = self.done {
+            for begin in (0..self.out.len()).step_by(places) {
+                // SAFETY: nobody else has these planes: rows of them are not shared.
+                done(begin, unsafe { self.out.elements(begin, places) });
             }
         }
     }
@@ -180,7 +181,9 @@ impl Tiles<'_> {
                 let bias = ops.splat(self.bias.map_or(0.0, |bias| bias[number]));
                 let sum = first.load(isa, &block[filter % TURNED * TURNED + at - strip.start..]);
                 let to = number * plane + row * pitch + columns.places.start + column;
-                self.finish.store(isa, ops.add(sum, bias), self.out, to, first);
+                let sum = self.finish.finished(isa, ops.add(sum, bias), to, first);
+                // SAFETY: as above.
+                first.store(isa, sum, unsafe { self.out.elements(to, length) });
             }
             at += length;
         }
