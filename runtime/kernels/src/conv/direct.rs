@@ -6,7 +6,7 @@
 //! stride by itself; else the input is one. (Zhang, Franchetti, Low: High Performance Zero-Memory Overhead Direct Convolutions, 2018,
 //! shows why no more is needed.)
 
-use crate::conv::finish::{Finish, First, bounded};
+use crate::conv::finish::{Finish, First};
 use crate::conv::window::Axis;
 use crate::conv::{Part, Planes, Rows, Sizes};
 use rten_simd::ops::{BitOps, NumOps};
@@ -433,32 +433,19 @@ impl Band<'_> {
         let Frame { rows, width, pitch, .. } = *self.frame;
         let places = rows * width;
         let begin = first * places + (self.rows.start + at / pitch) * width + at % pitch;
-        let finish = &self.finish;
-        for f in 0..F {
+        for (f, sums) in sums.iter_mut().enumerate() {
             let bias = ops.splat(self.bias.map_or(0.0, |bias| bias[first + f]));
-            for v in 0..V {
-                sums[f][v] = ops.add(sums[f][v], bias);
-            }
+            sums.iter_mut().for_each(|sum| *sum = ops.add(*sum, bias));
         }
         let index = |f: usize, v: usize| begin + f * places + v * ops.len();
         // Of the last vector there may be less.
         let (whole, rest) = (First::new(isa, ops.len()), First::new(isa, count - (V - 1) * ops.len()));
-        if let Some(added) = finish.added {
-            for f in 0..F {
-                for v in 0..V {
-                    let from = &added[index(f, v)..];
-                    let more = if v + 1 < V { ops.load(from) } else { rest.load(isa, from) };
-                    sums[f][v] = ops.add(sums[f][v], more);
-                }
-            }
-        }
-        let bounds = (ops.splat(finish.least), ops.splat(finish.most));
-        for f in 0..F {
-            for v in 0..V {
-                let sum = bounded(isa, sums[f][v], bounds);
-                let first = if v + 1 < V { whole } else { rest };
+        let part = |v: usize| if v + 1 < V { whole } else { rest };
+        for (f, sums) in sums.into_iter().enumerate() {
+            for (v, sum) in sums.into_iter().enumerate() {
+                let sum = self.finish.finished(isa, sum, index(f, v), part(v));
                 // SAFETY: nobody else has these places.
-                first.store(isa, sum, unsafe { self.out.elements(index(f, v), first.count()) });
+                part(v).store(isa, sum, unsafe { self.out.elements(index(f, v), part(v).count()) });
             }
         }
     }

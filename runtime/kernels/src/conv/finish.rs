@@ -131,7 +131,7 @@ impl<I: Isa> First<I> {
 
 /// Sums within bounds. In this order NaN stays, and of crossed bounds the upper one holds.
 #[inline(always)]
-pub(super) fn bounded<I: Isa>(isa: I, sums: I::F32, (least, most): (I::F32, I::F32)) -> I::F32 {
+fn bounded<I: Isa>(isa: I, sums: I::F32, (least, most): (I::F32, I::F32)) -> I::F32 {
     isa.f32().min(most, isa.f32().max(least, sums))
 }
 
