@@ -44,12 +44,13 @@ BENCHES = {
     "models": (["models.py"], ["--models", "magika", "--runs", "3"]),
     "models_memory": (["models_memory.py"], None),
     "exported": (["exported.py", "--threads", "1,2"], ["--models", "resnet18", "--rounds", "1", "--threads", "1"]),
+    "exported_ir": (["exported.py", "--ir"], ["--models", "resnet18", "--rounds", "1"]),
     "decode": (["decode.py"], ["--past", "16", "--tokens", "32", "--rounds", "1"]),
     "optimize": (["optimize.py"], None),
     "quantize": (["quantize.py"], None),
 }
 
-OF_MODELS = {"models", "models_memory", "exported", "decode", "optimize", "quantize"}
+OF_MODELS = {"models", "models_memory", "exported", "exported_ir", "decode", "optimize", "quantize"}
 # What models are exported with.
 EXPORTERS = ["torch==2.9.1", "torchvision==0.24.1", "onnxscript"]
 
@@ -96,7 +97,7 @@ def prepare(name):
         subprocess.run([*install, *ENGINES], check=True)
         # Only their models are read.
         subprocess.run([*install, "--no-deps", *PACKAGES], check=True)
-    if name in ("exported", "decode"):
+    if name in ("exported", "exported_ir", "decode"):
         subprocess.run([MODELS / "bin/pip", "install", "-q", "--extra-index-url", "https://download.pytorch.org/whl/cpu", *EXPORTERS], check=True)
         subprocess.run([MODELS / "bin/python", ROOT / "benches/export_models.py"], check=True)
     for venv, package in ((JAX, "jax[cpu]"), (TENSORFLOW, "tensorflow-cpu")):

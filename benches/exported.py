@@ -4,7 +4,8 @@
     benches/exported.py [FOLDER] [--models NAME,...] [--threads 1,2] [--rounds N] [--seconds S] > benches/results/exported.csv
     benches/exported.py --ir [...] > benches/results/exported_ir.csv
 
-With --ir, the same models as OpenVINO converts and saves them, with weights of 32 bits and, its default, of 16, beside OpenVINO.
+With --ir, the same models as OpenVINO converts and saves them, with weights of 32 bits and, its default, of 16, beside OpenVINO; without those
+of 8 bits.
 Run it with a Python that has numpy and onnxruntime (PyPI), or openvino. Each round runs either engine once, in a process of its own, one after the
 other, as many times as take us S seconds; times are medians of the rounds' medians. Memory is what VmHWM rises above its value right before
 the model is loaded; ONNX Runtime's is the least over arena and memory pattern on and off. `error` is the largest difference to the
@@ -15,6 +16,8 @@ import argparse, csv, pathlib, statistics, subprocess, sys, tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import export_models, models
 
+# How names of models of 8 bits end.
+EIGHT_BITS = (".qdq", ".dynamic")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -88,7 +91,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=1, help="of our runs in a round (1)")
     arguments = parser.parse_args()
     there = sorted(path.stem for path in arguments.folder.glob("*.onnx"))
-    names = arguments.models.split(",") if arguments.models else there
+    names = arguments.models.split(",") if arguments.models else [name for name in there if not (arguments.ir and name.endswith(EIGHT_BITS))]
     if unknown := set(names) - set(there):
         sys.exit(f"{arguments.folder} has no {', '.join(sorted(unknown))}: benches/export_models.py writes them")
     subprocess.run(["cargo", "build", "--quiet", "--release"], cwd=ROOT, check=True)

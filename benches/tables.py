@@ -295,6 +295,21 @@ def exported():
     return table(*rows)
 
 
+def exported_ir():
+    """Times beside OpenVINO's with weights of 32 bits and of 16, and memory."""
+    rows = [("model", "run", "OpenVINO", "ratio", "ratio, 16 bits", "VmHWM grows by", "OpenVINO", "error", "error, 16 bits")]
+    results = read("exported_ir.csv")
+    mib = lambda text: f"{float(text) / (1 << 20):.1f} MiB"
+    halves = {row["model"]: row for row in results if row["bits"] == "16" and row["threads"] == "1"}
+    for row in (row for row in results if row["bits"] == "32" and row["threads"] == "1"):
+        half = halves.get(row["model"], {"ms_ratio": "-", "error": "-"})
+        rows.append((
+            row["model"], f"{float(row['ms']):.2f} ms", f"{float(row['openvino_ms']):.2f} ms", row["ms_ratio"], half["ms_ratio"],
+            mib(row["grown_bytes"]), mib(row["openvino_grown_bytes"]), row["error"], half["error"],
+        ))
+    return table(*rows)
+
+
 def decode():
     """Time a token, and memory, beside ONNX Runtime."""
     rows = [("model", "tokens before", "a token", "ONNX Runtime", "ratio", "plans", "bytes copied", "VmHWM grows by", "ONNX Runtime", "error")]
@@ -368,7 +383,7 @@ def main():
     plot()
     tables = {
         "README.md": (short,),
-        "BENCHMARKS.md": (pytorch, others, engines, programs, workloads, models, exported, decode, instances, traces, scale, plans, instructions, recording, everyday, start, unmodified,
+        "BENCHMARKS.md": (pytorch, others, engines, programs, workloads, models, exported, exported_ir, decode, instances, traces, scale, plans, instructions, recording, everyday, start, unmodified,
                           compare, machine),
     }
     for name, of_it in tables.items():
