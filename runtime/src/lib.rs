@@ -41,6 +41,7 @@ pub use stepalloc_graph::{
     ArenaExtendStrategy, Arenas, Binding, Cancel, Changes, CustomOperators, Declared, Dim, Error, Figures,
     Graph, Level, Needs, Node, NodeProfile, Optimization, Options, PASSES, Pass, PlannedBlock, PlannedRun,
     PlannedStep, PlannedValue, Profile, RunOptions, Session, Statistics, UnknownOperators, Value, ValueId,
+    touch_stack,
 };
 pub use stepalloc_onnx::read_tensor;
 pub use stepalloc_quantize::{Left, QuantizeDynamic, Quantized, WeightType};

@@ -147,6 +147,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let optimization = arguments.passes.optimization()?;
     // This thread is one of those that share the work: handing it over to them would take time, and memory now and then.
     let threads = rayon::ThreadPoolBuilder::new().num_threads(arguments.threads).use_current_thread();
+    let threads = threads.start_handler(|_| stepalloc_runtime::touch_stack());
     threads.build_global().map_err(|error| format!("{} threads: {error}", arguments.threads))?;
     let before = Resident::of(std::process::id());
     let began = Instant::now();

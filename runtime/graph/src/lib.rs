@@ -56,5 +56,6 @@ pub use plan::{Figures, PlannedBlock, PlannedRun, PlannedStep, PlannedValue};
 pub use prepacked::{PackSpec, Prepacked};
 pub use run::{Tensors, run_one};
 pub use session::Session;
+pub use stepalloc_threads::touch_stack;
 pub use subgraph::Subgraph;
 pub use watch::{Cancel, NodeProfile, Profile, RunOptions};

@@ -75,9 +75,10 @@ impl Threads {
     }
 }
 
-/// Pages of a thread's stack that kernels use are there from its begin on, whenever it first has a part of the work.
+/// Makes the pages of the calling thread's stack that kernels use resident, so that they do not come with its first part of some later run. For threads
+/// that begin: those of a session's own have it, and a rayon pool that sessions are run in can (`start_handler`).
 #[inline(never)]
-fn touch_stack() {
+pub fn touch_stack() {
     std::hint::black_box([0u8; STACK]);
 }
 
