@@ -17,7 +17,7 @@ pub struct PackSpec {
     pub transposed: bool,
     /// As many columns of each group are packed by themselves.
     pub groups: usize,
-    /// So many elements of a column that are next to each other are packed apart: see the kernels' `Layout`.
+    /// Elements of a convolution's window where each is packed apart from its neighbours, else 1: see the kernels' `Layout`.
     pub taps: usize,
 }
 

@@ -114,7 +114,7 @@ impl Chosen {
     }
 }
 
-/// A graph and its plans. Graphs within nodes have one of their own. What it has of a run, or of the run around it, is told in each call.
+/// A graph and its plans. Graphs within nodes have one of their own. What it has of a run, or of the run around it, comes with each call.
 pub(crate) struct Executor {
     // Both are found by a graph's address, weights by that of the graph in `common`: they must be gone before it is.
     /// What counts from the first plan on for weights that are not used where they lie in the file, where there is a limit.

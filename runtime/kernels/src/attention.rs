@@ -63,7 +63,7 @@ impl Sizes {
         }
     }
 
-    /// Those of so many threads that a run may share heads among.
+    /// The number of threads that heads are shared among, where a run has `threads`.
     pub fn threads(&self, threads: usize) -> usize {
         let heads = self.batch * self.q_heads;
         let work = self.outputs().1.saturating_mul(self.head + self.v_head);

@@ -120,7 +120,7 @@ pub fn mirror<T: Float>(spectrum: &mut [Complex<T>]) {
     second.iter_mut().rev().zip(first.iter().skip(1)).for_each(|(to, from)| *to = from.conj());
 }
 
-/// Lines along a dimension that is not the last one are transformed so many at a time, since their elements lie side by side: two lines
+/// Lines along a dimension that is not the last one are transformed together, this many at a time, since their elements lie side by side: two lines
 /// of the cache for f32. Of 400 points that lie 3000 apart, 8 at a time took a fifth longer, and 32 no less.
 pub const LINES: usize = 16;
 

@@ -113,7 +113,7 @@ impl Conv {
     }
 }
 
-/// Those of so many cores that share the work: none has less than a filter.
+/// The number of cores, of `threads`, that share the work: none has less than a filter.
 fn cores(sizes: &Sizes, threads: usize) -> usize {
     let filters = sizes.batch * sizes.group * sizes.to;
     if sizes.is_small() { 1 } else { threads.min(filters).max(1) }

@@ -25,7 +25,7 @@ const BAND: usize = 128 << 10;
 const MOST: usize = 4;
 /// Fewer weights of a filter do not pay for the turning of its sums, by whether its window is a point.
 const LEAST_DEPTH: [usize; 2] = [128, 96];
-/// So many filters are shared among cores, and rows of fewer.
+/// Cores share filters where there are at least this many, and rows otherwise.
 const FILTERS: usize = 4 * PANEL;
 /// With more places, elements of neighbouring channels are on pages far from each other, and laid side by side when they are read for a
 /// window of one point ([`direct`](super::direct)).
@@ -317,7 +317,7 @@ impl Tiles<'_> {
                     let first = if count - at < ops.len() { rest } else { whole };
                     let index = plane * places + begin + at;
                     let sum = self.finish.finished(isa, sum, index, first);
-                    // SAFETY: nobody else has these places, and there are so many.
+                    // SAFETY: nobody else has these places, and the planes have them.
                     first.store(isa, sum, unsafe { self.out.elements(index, first.count()) });
                 }
             }

@@ -27,7 +27,7 @@ const PHASES: usize = 32;
 const WIDEST: usize = 128;
 /// Elements of the widest vector.
 const VECTOR: usize = 16;
-/// Rows are computed one by one where that adds a part of so many at most to the places that are computed.
+/// Rows are computed one by one where that adds at most one place in this many.
 const LITTLE: usize = 16;
 /// Elements of a band of rows, laid out or computed: what the second cache holds.
 const BAND: usize = 128 << 10;

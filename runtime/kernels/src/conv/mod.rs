@@ -269,9 +269,9 @@ struct Share<'a> {
 struct Rows {
     /// Of a plane.
     count: usize,
-    /// A core begins with a multiple of so many.
+    /// A core begins at a multiple of this.
     step: usize,
-    /// And has at least so many, or filters are shared instead, with all rows.
+    /// The fewest rows for a core; where there are fewer, cores share filters, with all rows.
     least: usize,
 }
 

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// Parts of the output along one dimension.
 type Along = SmallVec<[Part; 8]>;
-/// Parts are worth it where no more than one product in so many is left.
+/// Parts are worth it where at most one product in this many is left.
 const LITTLE: usize = 2;
 
 /// Places that meet the same elements of a window.

@@ -57,7 +57,7 @@ fn share(rows: usize, cols: usize, depth: usize) -> usize {
     columns(rows, cols).saturating_mul(depth.saturating_add(rows))
 }
 
-/// Bytes of scratch memory for a product of so many rows, columns, and so deep, that so many threads share.
+/// Bytes of scratch memory for a product of `rows`, columns and depth that `threads` share.
 pub fn scratch(rows: usize, cols: usize, depth: usize, threads: usize) -> usize {
     let products = cols.div_ceil(columns(rows, cols).max(1));
     share(rows, cols, depth).saturating_mul(4 * threads.min(products))

@@ -22,7 +22,7 @@ pub struct Layout {
     pub transposed: bool,
     /// As many columns of each group are packed by themselves.
     pub groups: usize,
-    /// Where it is transposed, so many elements that are next to each other are packed as far apart as they can be: those of a convolution's window,
+    /// Where it is transposed, the number of neighbouring elements that are packed as far apart as possible: those of a convolution's window,
     /// so that the channels that an element of it meets are next to each other. 1 leaves the order as it is.
     pub taps: usize,
 }
